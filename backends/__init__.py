@@ -1,0 +1,1 @@
+"""The engines: each file holds only what differs from another."""

@@ -1,0 +1,1 @@
+"""Run language models on your own machine: one profile, one API, one yardstick for every engine."""
