@@ -113,13 +113,11 @@ def _automatic(
                 return _result(kind, cards, machine, supported, environ)
     if "cpu" not in supported:
         kinds = [kind for kind in GPU_KINDS if kind in supported]
+        if device == "cpu" or not kinds:
+            raise DeviceMissing("device: this engine can't run on the CPU", advice="set device: auto")
         reasons = [_missing(machine, kind) for kind in kinds]
-        raise DeviceMissing(
-            f"device: this engine needs a GPU: {'; '.join(text for text, _ in reasons) or 'none is supported'}"
-            if device == "auto"
-            else "device: this engine can't run on the CPU",
-            advice=reasons[0][1] if reasons else "choose another backend",
-        )
+        why = "; ".join(text for text, _ in reasons)
+        raise DeviceMissing(f"device: this engine needs a GPU, but {why}", advice=reasons[0][1])
     notes = [f"gpus is ignored because device is {device}"] if named else []
     if device == "auto":
         notes += _why_cpu(machine, supported)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class Gpu:
     kfd_node: int | None = None
     kfd_gpu_id: int | None = None
     driver: str | None = None
-    blocked: Mapping[str, str] = field(default=NOTHING, hash=False)
+    blocked: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:

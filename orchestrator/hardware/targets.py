@@ -124,8 +124,6 @@ def runs_on(targets: frozenset[str], gfx: str) -> bool:
 _OFFLOAD = re.compile(
     rb"amdgcn-amd-amdhsa--(gfx[0-9]+(?:-[0-9])?-generic|gfx1[0-9]{2}[0-9a-f]|gfx[789][0-9][0-9a-f])"
 )
-    rb"amdgcn-amd-amdhsa--(gfx[0-9]+(?:-[0-9])?-generic|gfx1[0-9]{2}[0-9a-f]|gfx[789][0-9][0-9a-f])"
-)
 
 
 def built_for(program: Path) -> frozenset[str]:
