@@ -142,6 +142,9 @@ class Plan:
         context_source: why it is that many.
         slots: requests served at once.
         device: the device kind, its cards and their masks.
+        mmproj_path: a multimodal projector beside the model, or None.
+        lora_paths: adapters applied to the model.
+        chat_template_path: a template file, None when the profile names a built-in one or none.
         notes: what a careful reader should know (warnings, choices made).
 
     """
@@ -156,6 +159,9 @@ class Plan:
     context_source: str
     slots: int
     device: DeviceChoice
+    mmproj_path: Path | None = None
+    lora_paths: tuple[Path, ...] = ()
+    chat_template_path: Path | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -221,8 +227,11 @@ class Backend(Protocol):
     def request(self) -> AbstractContextManager[None]:
         """Count a request as in flight while the context is open."""
 
-    def stop(self) -> None:
+    def stop(self, grace: float | None = None) -> None:
         """Stop and verify that nothing is left; harmless when nothing runs.
+
+        Args:
+            grace: seconds between TERM and KILL instead of `timeouts.stop`; a second call with 0 hastens.
 
         Raises:
             StopFailed: something survived.

@@ -1,0 +1,394 @@
+"""`SubprocessBackend`: start (port retries), supervise (restarts), stop; the same for every engine.
+
+A supervisor thread owns the state. It runs one task on an event loop of its own: launch, wait until ready,
+watch until the exit, and again within the restart budget. Callers send wishes (`start`, `stop`) and wait on
+a condition; they never touch the child. Calling off is the cancellation of that one task, so every wait in
+it can be called off, and its ``finally`` blocks are the only places where a child is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tenacity
+from pydantic import BaseModel
+
+from backends import failures, planning, process, programs, readiness
+from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
+from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
+from orchestrator import home, leftovers
+from orchestrator.backend import Command, Dialect, Endpoint, Event, Plan, State
+from orchestrator.errors import (
+    BackendError,
+    Crashed,
+    ExitedEarly,
+    GaveUp,
+    OrchestratorError,
+    PortTaken,
+    StartCancelled,
+    StartError,
+    StopFailed,
+    describe_exit,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.profile import Profile
+
+PORT_ATTEMPTS = 6
+_serial = itertools.count(1)
+
+
+class SubprocessBackend:
+    """One profile served by one engine as a child process; an engine adds only data and `command`."""
+
+    # -- what an engine says of itself ----------------------------------------------------------------
+    name: ClassVar[str]
+    dialect: ClassVar[Dialect]
+    Options: ClassVar[type[BaseModel]]
+    program: ClassVar[programs.Program]
+    key_variable: ClassVar[str]
+    unset: ClassVar[tuple[str, ...]] = ()
+    reserved: ClassVar[tuple[str, ...]] = ()
+    health_path: ClassVar[str] = "/health"
+    props_path: ClassVar[str | None] = None
+    progress_path: ClassVar[str] = "/metrics"
+    progress: ClassVar[re.Pattern[str]]
+    port_taken: ClassVar[re.Pattern[str]]
+    failures: ClassVar[tuple[failures.Failure, ...]] = ()
+
+    @classmethod
+    def devices_of(cls, answer: programs.Answer) -> frozenset[str] | None:
+        """Return the device kinds that the program drives; None when it isn't this engine's program."""
+        raise NotImplementedError
+
+    def command(self, plan: Plan, port: int) -> Command:
+        """Return argv and environment; pure."""
+        raise NotImplementedError
+
+    def confirm(self, props: Any, plan: Plan) -> str | None:
+        """Compare what the ready engine says of itself with the plan; returns what differs."""
+        del props, plan
+        return None
+
+    # -- for callers, from any thread -------------------------------------------------------------------
+    def __init__(
+        self, profile: Profile, *, environ: Mapping[str, str] | None = None, instance: str | None = None
+    ) -> None:
+        """Prepare; nothing starts and nothing is written.
+
+        Args:
+            profile: what to serve.
+            environ: the environment to look things up in and to pass on; default: this process's.
+            instance: the run folder's name; default: the profile's name with this process's pid, so that
+                any number of programs may run the same profile.
+
+        """
+        self.profile = profile
+        self.environ = dict(os.environ if environ is None else environ)
+        self.instance = instance or f"{profile.name}~{os.getpid()}-{next(_serial)}"
+        self.life = Lifecycle(profile, self.name)
+        self._lease = Lease()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._hasten: float | None = None
+        self._stopping = False
+        self._crashes: deque[float] = deque()
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self.life.state
+
+    @property
+    def grace(self) -> float:
+        """Seconds between TERM and KILL."""
+        return self.profile.timeouts.stop if self._hasten is None else self._hasten
+
+    def plan(self) -> Plan:
+        """Decide everything, start nothing; see `Backend.plan`."""
+        return planning.make_plan(self, self.profile, self.environ)
+
+    def prepared(self, plan: Plan, port: int) -> Command:
+        """Return the command with the placeholders of the profile's own ``command`` filled in."""
+        command = self.command(plan, port)
+        own = len(plan.profile.command or ())
+        filled = {"{port}": str(port), "{host}": "127.0.0.1", "{model}": str(plan.model_path)}
+
+        def fill(word: str) -> str:
+            for name, value in filled.items():
+                word = word.replace(name, value)
+            return word
+
+        return replace(command, argv=(*map(fill, command.argv[:own]), *command.argv[own:]))
+
+    def start(self, *, timeout: float | None = None) -> Endpoint:
+        """Start if need be and wait until ready; see `Backend.start`."""
+        with self.life.changed:
+            if self._thread is None:
+                if self.state is State.STUCK and self.life.error is not None:
+                    raise self.life.error
+                self._begin()
+        return self.life.wait_ready(timeout)
+
+    def endpoint(self, timeout: float | None = None) -> Endpoint:
+        """Wait until ready without starting anything; see `Backend.endpoint`."""
+        return self.life.wait_ready(timeout)
+
+    def request(self) -> AbstractContextManager[None]:
+        """Count a request as in flight while the context is open."""
+        return self.life.request()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop and verify that nothing is left; see `Backend.stop`."""
+        life = self.life
+        with life.changed:
+            thread = self._thread
+            if thread is not None:
+                self._order_stop(grace)
+                life.changed.wait_for(lambda: self._thread is not thread, self.grace + 2 * END_PATIENCE)
+                if self._thread is thread:
+                    raise StopFailed(
+                        f"{life.title}: still {self.state}", survivors=(), profile=self.profile.name
+                    )
+            if self.state is State.STUCK and life.error is not None:
+                raise life.error
+            if self.state is State.FAILED:
+                life.become(State.STOPPED)
+
+    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `callback` with every event from now on; returns the unsubscriber."""
+        return self.life.subscribe(callback)
+
+    def events(self) -> Iterator[Event]:
+        """Yield every event from now on."""
+        return self.life.events()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""
+        return dict(self.life.status())
+
+    # -- wishes; the condition is held ------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Plan, take the run folder and start the supervisor."""
+        plan = self.plan()
+        root = home.home(self.environ)
+        leftovers.sweep(root)
+        folder = home.RunFolder(home.private(root / "run") / self.instance)
+        if not folder.acquire():
+            raise StartError(
+                f"{self.life.title}: already runs",
+                profile=self.profile.name,
+                advice="see `orchestrator ps`; stop it with `orchestrator down`",
+            )
+        self.life.folder, self.life.error, self.life.restarts = folder, None, 0
+        self._hasten, self._stopping = None, False
+        self._crashes.clear()
+        self.life.become(State.STARTING)
+        self._thread = threading.Thread(
+            target=self._run_thread, args=(plan, folder), name=f"supervise-{self.profile.name}", daemon=True
+        )
+        self._thread.start()
+
+    def _order_stop(self, grace: float | None) -> None:
+        self._stopping = True
+        if grace is not None:
+            self._hasten = grace
+        if self.state in ALIVE:
+            self.life.become(State.STOPPING)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._hear_stop)
+
+    def _hear_stop(self) -> None:
+        """On the supervisor's loop: call its task off once, and hasten a stop that is under way."""
+        if self._hasten is not None and self.life.child is not None:
+            self.life.child.stop(self._hasten)
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+    # -- the supervisor ---------------------------------------------------------------------------------
+    def _run_thread(self, plan: Plan, folder: home.RunFolder) -> None:
+        """Own the state from the first launch to the last pid."""
+        final = State.STOPPED
+        error: OrchestratorError | None = None
+        try:
+            asyncio.run(self._own(plan))
+        except asyncio.CancelledError:
+            error = StartCancelled(f"{self.life.title}: stopped", profile=self.profile.name)
+        except StopFailed as fault:
+            final, error = State.STUCK, fault
+        except OrchestratorError as fault:
+            final, error = State.FAILED, fault
+        except Exception as fault:  # a fault of ours must not leave callers waiting
+            log.exception("supervisor_failed", profile=self.profile.name)
+            final, error = State.FAILED, OrchestratorError(f"{self.life.title}: internal fault: {fault!r}")
+        with self.life.changed:
+            self._loop = self._task = self._thread = self.life.child = self.life.ready_at = None
+            self.life.error, self.life.stage = error, ""
+            self._lease.drop()
+            if final is not State.STUCK:
+                folder.release(remove=folder.temporary and final is State.STOPPED)
+            told = {} if final is State.STOPPED else {"error": str(error), "advice": error and error.advice}
+            self.life.become(final, **told)
+
+    async def _own(self, plan: Plan) -> None:
+        """Run the *supervise* policy: restarts within the budget, with backoff."""
+        with self.life.changed:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            if self._stopping:
+                raise asyncio.CancelledError
+        supervise = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(self._is_mendable),
+            stop=self._is_budget_spent,
+            wait=self._backoff,
+            before_sleep=self._before_restart,
+            reraise=True,
+        )
+        try:
+            await supervise(self._run_once, plan)
+        except (Crashed, ExitedEarly, PortTaken) as fault:
+            raise (self._give_up(fault) if self._is_mendable(fault) else fault) from fault
+
+    def _is_mendable(self, error: BaseException) -> bool:
+        """Any unasked exit is worth a restart, unless its message says that no retry mends it."""
+        if isinstance(error, ExitedEarly):
+            known = failures.diagnose(self.failures, "\n".join(error.log_tail))
+            return known is None or not known.permanent
+        return isinstance(error, Crashed | PortTaken)
+
+    def _is_budget_spent(self, retry: tenacity.RetryCallState) -> bool:
+        """`restart.attempts` restarts within `restart.window` seconds; a stable run resets the count."""
+        now, restart = time.monotonic(), self.profile.restart
+        error = retry.outcome.exception() if retry.outcome else None
+        if (
+            isinstance(error, Crashed)
+            and restart.attempts
+            and error.uptime >= restart.window / restart.attempts
+        ):
+            self._crashes.clear()  # runs this long could never spend the budget
+        while self._crashes and now - self._crashes[0] > restart.window:
+            self._crashes.popleft()
+        return len(self._crashes) >= restart.attempts
+
+    def _backoff(self, _: tenacity.RetryCallState) -> float:
+        """Exponential with jitter, so that several engines do not come back in step; seconds."""
+        first_pause, most = self.profile.restart.backoff
+        pause = min(most, first_pause * 2.0 ** min(len(self._crashes), 32))
+        return pause + random.uniform(0, pause / 5)  # noqa: S311 - not a secret
+
+    def _before_restart(self, retry: tenacity.RetryCallState) -> None:
+        error = retry.outcome.exception() if retry.outcome else None
+        pause = retry.next_action.sleep if retry.next_action else 0.0
+        self._crashes.append(time.monotonic())
+        with self.life.changed:
+            self.life.restarts += 1
+            if not self._stopping:
+                self.life.become(
+                    State.RESTARTING, reason=str(error), attempt=len(self._crashes), pause_s=round(pause, 3)
+                )
+
+    def _give_up(self, error: BackendError) -> GaveUp:
+        attempts, title = len(self._crashes), self.life.title
+        return GaveUp(
+            f"{title}: gave up after {attempts} restarts within {self.profile.restart.window:g} s; "
+            f"the last time it {str(error).removeprefix(title + ': ')}",
+            attempts=attempts,
+            profile=self.profile.name,
+            log_tail=error.log_tail,
+            advice=error.advice,
+        )
+
+    async def _run_once(self, plan: Plan) -> None:
+        """Serve from one launch to its end; leaves only by raising."""
+        life = self.life
+        with life.changed:
+            if self.state is State.RESTARTING:
+                life.become(State.STARTING)
+        began = time.monotonic()
+        child, endpoint = await self._start(plan)
+        try:
+            with life.changed:
+                life.ready_at, life.stage = time.monotonic(), ""
+                life.load_s = round(life.ready_at - began, 3)
+                if not self._stopping:
+                    life.current = endpoint
+                    life.become(State.READY, url=endpoint.url, load_s=life.load_s)
+            why = await self._watch(child, endpoint)
+        finally:
+            uptime = seconds_since(life.ready_at)
+            with life.changed:
+                life.current = life.ready_at = None
+            await end(self, child)
+        ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
+        known = failures.diagnose(self.failures, "\n".join(tail))
+        raise Crashed(
+            f"{life.title}: {why or 'ended unasked: ' + describe_exit(ended.code, ended.signal)} "
+            f"after {uptime:.1f} s",
+            code=ended.code,
+            signal=ended.signal,
+            uptime=uptime,
+            profile=self.profile.name,
+            log_tail=tail,
+            advice=known.advice if known else None,
+        )
+
+    async def _watch(self, child: process.Child, endpoint: Endpoint) -> str | None:
+        """Wait for the end of a ready engine; returns why it has to end, None when it ended by itself."""
+        hung: list[str] = []
+
+        async def watchdog() -> None:
+            async with readiness.Probe(endpoint) as probe:
+                hung.append(
+                    await readiness.wait_hung(
+                        probe,
+                        health=self.health_path,
+                        path=self.progress_path,
+                        counters=self.progress,
+                        busy=lambda: self.life.in_flight > 0,
+                        seconds=self.profile.timeouts.stall,
+                    )
+                )
+
+        waits = [child.exited.wait()]
+        if self.profile.timeouts.stall:
+            waits.append(watchdog())  # type: ignore[arg-type]
+        await first(*waits)
+        if hung and not child.exited.is_set():
+            child.stop(0)  # it would not hear a TERM
+            return hung[0]
+        return None
+
+    async def _start(self, plan: Plan) -> tuple[process.Child, Endpoint]:
+        """Run the *start* policy: a port that was taken is tried again on a fresh one."""
+        policy = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(PortTaken),
+            stop=tenacity.stop_after_attempt(PORT_ATTEMPTS),
+            before_sleep=self._before_port_retry,
+            reraise=True,
+        )
+
+        def spawned(child: process.Child) -> None:
+            self.life.child, self.life.stage = child, "starting"
+
+        return await policy(launch, self, plan, self._lease, spawned)
+
+    def _before_port_retry(self, retry: tenacity.RetryCallState) -> None:
+        error = retry.outcome.exception() if retry.outcome else None
+        with self.life.changed:
+            self.life.tell(
+                "port_taken", port=self._lease.port, attempt=retry.attempt_number, reason=str(error)
+            )
+            self._lease.drop()

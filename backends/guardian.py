@@ -1,0 +1,301 @@
+"""The guardian: parent of one engine, and the reason why no engine outlives the orchestrator.
+
+Run as a program of its own (``python -I -S guardian.py FD``), on the standard library alone, so that it
+starts in a few milliseconds and stays small. It owns: the engine's first process, everything that
+descends from it (as a subreaper it inherits what double-forks or calls setsid), the engine's log with
+its rotation, and the end of all of them.
+
+The orchestrator talks to it over a socket, one JSON object a line:
+
+    to the guardian      {"argv": [...], "env": {...}, "cwd": str, "log": path, "log_bytes": int,
+                          "log_files": int, "grace": seconds}       once, first
+                         {"stop": seconds}      TERM to the leader, KILL to the tree after that long
+    from the guardian    {"spawned": pid}  or  {"error": str, "errno": int}
+                         {"exited": {"code": int|null, "signal": int|null}}
+                         {"survivors": [pid, ...]}     the tree resists SIGKILL (each second)
+                         {"gone": [pid, ...]}          nothing is left; these had to be killed; last words
+
+The socket's end, for whatever reason, is the order to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+TYPE_CHECKING = False  # typing would cost milliseconds and megabytes
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+READ_BYTES = 1 << 18
+PIPE_BYTES = 1 << 20  # a larger pipe lets a burst of log lines pass while we are busy elsewhere
+LEFTOVER_GRACE = 1.0  # seconds for what a dead leader left behind, between TERM and KILL
+
+
+def parents() -> dict[int, int]:
+    """Return pid -> parent's pid of every process there is, zombies left out."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the memory
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    # the program's name may hold spaces and brackets: count from the last bracket
+                    fields = file.read().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    found[int(name)] = int(fields[1])
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of every living process below `root`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found = list(children.get(root, ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def kill(pids: list[int], number: int) -> None:
+    """Send a signal to each of `pids` that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+class Log:
+    """An append-only file with a cap: ``engine.log``, then ``engine.log.1`` and so on."""
+
+    def __init__(self, path: str, size: int, files: int) -> None:
+        self.path, self.size, self.files = path, size, files
+        self.open()
+
+    def open(self) -> None:
+        """Open the current file for appending."""
+        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.used = os.fstat(self.fd).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append, rotate when the file is full; a full disk costs log lines, never the engine."""
+        with contextlib.suppress(OSError):
+            os.write(self.fd, data)
+        self.used += len(data)
+        if self.used >= self.size:
+            with contextlib.suppress(OSError):
+                self.rotate()
+
+    def rotate(self) -> None:
+        """Shift every file by one number; the oldest falls off."""
+        os.close(self.fd)
+        try:
+            for number in range(self.files - 1, 0, -1):
+                older = f"{self.path}.{number}"
+                newer = f"{self.path}.{number - 1}" if number > 1 else self.path
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(newer, older)  # noqa: PTH105
+            if self.files == 1:
+                os.truncate(self.path, 0)
+        finally:
+            self.open()
+
+
+def exec_engine(order: dict[str, Any], output: int, failure: int, libc: ctypes.CDLL, parent: int) -> None:
+    """Become the engine; runs in the forked child and never returns."""
+    try:
+        os.setsid()
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # the guardian died in between
+            os._exit(127)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(order["cwd"])
+        os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - an argv list, no shell
+    except OSError as error:
+        os.write(failure, json.dumps({"error": error.strerror or str(error), "errno": error.errno}).encode())
+    finally:
+        os._exit(127)
+
+
+class Guardian:
+    """One engine from its start to the death of its last descendant."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.incoming = b""
+        self.killed: set[int] = set()
+        self.leader = 0
+        self.leader_alive = False
+        self.deadline: float | None = None  # when the tree gets KILL
+        self.reported = 0.0
+
+    def say(self, **message: object) -> None:
+        """Tell the orchestrator, if it is still there."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def begin(self, libc: ctypes.CDLL) -> bool:
+        """Read the first order and start the engine; False when it could not be started."""
+        line = b""
+        while b"\n" not in line:
+            data = self.control.recv(1 << 16)
+            if not data:
+                return False
+            line += data
+        first, self.incoming = line.split(b"\n", 1)
+        self.order = json.loads(first)
+        self.grace = float(self.order["grace"])
+        self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
+        self.output, write_end = os.pipe()
+        with contextlib.suppress(OSError):
+            import fcntl
+
+            fcntl.fcntl(self.output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self.output, False)
+        failed, failure = os.pipe()
+        me = os.getpid()
+        self.leader = os.fork()
+        if self.leader == 0:
+            exec_engine(self.order, write_end, failure, libc, me)
+        os.close(write_end)
+        os.close(failure)
+        problem = os.read(failed, 4096)
+        os.close(failed)
+        if problem:
+            os.waitpid(self.leader, 0)
+            self.say(**json.loads(problem))
+            return False
+        self.leader_alive = True
+        self.say(spawned=self.leader)
+        return True
+
+    def stop(self, grace: float) -> None:
+        """TERM to the leader now (again on each call), KILL to the tree after `grace` seconds."""
+        due = time.monotonic() + grace
+        self.deadline = due if self.deadline is None else min(self.deadline, due)
+        if self.leader_alive:
+            kill([self.leader], signal.SIGTERM)
+
+    def hear(self) -> None:
+        """Take orders; the socket's end is one too."""
+        try:
+            data = self.control.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.poll.unregister(self.control)
+            self.stop(self.grace)
+            return
+        *lines, self.incoming = (self.incoming + data).split(b"\n")
+        for line in lines:
+            self.stop(float(json.loads(line)["stop"]))
+
+    def pump(self) -> None:
+        """Move what the engine printed into its log."""
+        while True:
+            try:
+                data = os.read(self.output, READ_BYTES)
+            except OSError:  # nothing more for now
+                return
+            if not data:
+                with contextlib.suppress(KeyError):
+                    self.poll.unregister(self.output)
+                return
+            self.log.write(data)
+            if len(data) < READ_BYTES // 4:
+                return
+
+    def reap(self) -> None:
+        """Collect the dead; the leader's end is told, and its leftovers get TERM."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.leader:
+                self.leader_alive = False
+                self.pump()
+                code = os.waitstatus_to_exitcode(status)
+                self.say(exited={"code": code if code >= 0 else None, "signal": -code if code < 0 else None})
+                left = descendants(os.getpid())
+                self.killed.update(left)
+                kill(left, signal.SIGTERM)
+                self.stop(LEFTOVER_GRACE)
+
+    def finish(self) -> bool:
+        """Past the deadline, kill what is left; True when nothing is."""
+        left = descendants(os.getpid())
+        if not left:
+            return not self.leader_alive
+        now = time.monotonic()
+        if self.deadline is not None and now >= self.deadline:
+            self.killed.update(left)
+            kill(left, signal.SIGKILL)
+            if now >= self.deadline + 1 and now >= self.reported + 1:
+                self.reported = now
+                self.say(survivors=left)
+        return False
+
+    def watch(self) -> None:
+        """Run until nothing is left."""
+        self.poll = select.poll()
+        wake, wake_write = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(self.grace))
+        for fd in (self.control.fileno(), self.output, wake):
+            self.poll.register(fd, select.POLLIN)
+        while True:
+            self.reap()
+            ending = self.deadline is not None or not self.leader_alive
+            if ending and self.finish():
+                break
+            # while the end is near the tree is looked at 20 times a second, else only events wake us
+            for fd, _ in self.poll.poll(50 if ending else None):
+                if fd == wake:
+                    with contextlib.suppress(OSError):
+                        os.read(wake, 4096)
+                elif fd == self.output:
+                    self.pump()
+                else:
+                    self.hear()
+        self.pump()
+        self.say(gone=sorted(self.killed))
+
+
+def main() -> None:
+    """Guard one engine; the only argument is the control socket's descriptor."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    guardian = Guardian(control)
+    if guardian.begin(libc):
+        control.setblocking(False)
+        guardian.watch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""One launch of one engine: from a plan to a ready child, and from any child to nothing.
+
+Whatever goes wrong on the way up, the child has ended before the error leaves this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends import failures, process, readiness
+from backends.lifecycle import TAIL_LINES
+from orchestrator.backend import Endpoint, Plan
+from orchestrator.errors import (
+    BinaryMissing,
+    ExitedEarly,
+    PortTaken,
+    StartError,
+    StartTimeout,
+    StopFailed,
+    describe_exit,
+)
+from orchestrator.leftovers import boot_id, start_time
+
+if TYPE_CHECKING:
+    from backends.base import SubprocessBackend
+
+END_PATIENCE = 10.0  # seconds after the grace until a tree that is still there is called stuck
+COOKIE = "ORCHESTRATOR_LAUNCH"
+
+_leased: set[int] = set()  # ports given to engines of this process
+
+
+class Lease:
+    """The port of one engine: kept over restarts while it is free, changed when it was taken."""
+
+    def __init__(self) -> None:
+        self.port: int | None = None
+
+    def take(self) -> int:
+        """Return the port to use now."""
+        if self.port is None or not process.is_free(self.port):
+            self.drop()
+            self.port = process.free_port(_leased)
+            _leased.add(self.port)
+        return self.port
+
+    def drop(self) -> None:
+        """Give the port up."""
+        if self.port is not None:
+            _leased.discard(self.port)
+        self.port = None
+
+
+async def launch(
+    engine: SubprocessBackend, plan: Plan, lease: Lease, spawned: Callable[[process.Child], None]
+) -> tuple[process.Child, Endpoint]:
+    """Start the engine and wait until it is ready.
+
+    Raises:
+        PortTaken: somebody else has the port.
+        StartError: it did not become ready, for another reason.
+
+    """
+    life, folder = engine.life, engine.life.folder
+    assert folder is not None
+    port = lease.take()
+    command = engine.prepared(plan, port)
+    key = secrets.token_urlsafe(32)
+    cookie = f"{COOKIE}={secrets.token_hex(16)}"
+    child = process.Child(folder.log, cookie)
+    spawned(child)
+    try:
+        await child.launch(
+            # the key is in the environment alone: command lines are everybody's to read
+            replace(command, env={**command.env, engine.key_variable: key}),
+            inherited=engine.environ,
+            cwd=Path("/"),
+            grace=plan.profile.timeouts.stop,
+        )
+        if child.error:
+            raise BinaryMissing(f"{life.title}: {command.argv[0]}: {child.error}", profile=plan.profile.name)
+        folder.write(
+            {
+                "name": plan.profile.name,
+                "backend": engine.name,
+                "profile": str(plan.profile.source or ""),
+                "owner": os.getpid(),
+                "boot": boot_id(),
+                "session": child.pid,
+                "cookie": cookie,
+                "port": port,
+                "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},
+            }
+        )
+        with life.changed:
+            life.tell("spawned", pid=child.pid, port=port)
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", key, plan.model_id, engine.dialect)
+        await _until_ready(engine, child, endpoint, plan, port)
+    except BaseException:
+        await end(engine, child)
+        raise
+    return child, endpoint
+
+
+async def _until_ready(
+    engine: SubprocessBackend, child: process.Child, endpoint: Endpoint, plan: Plan, port: int
+) -> None:
+    """Readiness races exit, deadline and stall."""
+    life, timeouts = engine.life, plan.profile.timeouts
+
+    def stage(line: str) -> None:
+        with life.changed:
+            life.stage = line
+            life.tell("stage", line=line)
+
+    async with readiness.Probe(endpoint) as probe:
+
+        async def ready() -> None:
+            await readiness.wait_ready(probe, child, health=engine.health_path, port=port)
+            if engine.props_path and (problem := engine.confirm(await probe.json(engine.props_path), plan)):
+                raise StartError(problem)
+
+        try:
+            async with asyncio.timeout(timeouts.start or None):
+                await first(
+                    ready(), child.exited.wait(), readiness.wait_stalled(child, timeouts.stall, stage)
+                )
+        except TimeoutError:
+            raise StartTimeout(
+                f"{life.title}: not ready after {timeouts.start:g} s",
+                profile=plan.profile.name,
+                log_tail=child.tail.lines(TAIL_LINES),
+                advice="raise `timeouts.start` if it was still loading",
+            ) from None
+        except StartError as fault:
+            raise type(fault)(
+                f"{life.title}: {fault}",
+                profile=plan.profile.name,
+                log_tail=child.tail.lines(TAIL_LINES),
+                advice=fault.advice,
+            ) from None
+    if child.exited.is_set():
+        raise _early(engine, child, port)
+
+
+def _early(engine: SubprocessBackend, child: process.Child, port: int) -> StartError:
+    """Say why the engine ended before it was ready."""
+    ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
+    title, name = engine.life.title, engine.profile.name
+    if engine.port_taken.search("\n".join(tail)):
+        return PortTaken(f"{title}: port {port} was taken", profile=name, log_tail=tail)
+    known = failures.diagnose(engine.failures, "\n".join(tail))
+    return ExitedEarly(
+        f"{title}: ended before it was ready: {describe_exit(ended.code, ended.signal)}",
+        code=ended.code,
+        signal=ended.signal,
+        profile=name,
+        log_tail=tail,
+        advice=known.advice if known else f"see its whole log: {child.tail.path}",
+    )
+
+
+async def end(engine: SubprocessBackend, child: process.Child) -> None:
+    """End a child and everything that descends from it.
+
+    Raises:
+        StopFailed: something is still there; nothing may be started on top of it.
+
+    """
+    life = engine.life
+    if not child.gone.is_set():
+        grace = engine.grace
+        child.stop(grace)
+        try:
+            async with asyncio.timeout(grace + END_PATIENCE):
+                await child.gone.wait()
+        except TimeoutError:
+            survivors = child.survivors or child.tree()
+            raise StopFailed(
+                f"{life.title}: survived a stop: pid {', '.join(map(str, survivors))}",
+                survivors=survivors,
+                profile=engine.profile.name,
+                advice="these processes resist SIGKILL (a hung driver?); see dmesg",
+            ) from None
+    if child.killed:
+        with life.changed:
+            life.tell("swept", pids=child.killed)
+
+
+async def first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Run all, return (or raise) with the first that ends, and cancel the rest."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def seconds_since(moment: float | None) -> float:
+    """Return the seconds since a monotonic moment, 0 when there was none."""
+    return 0.0 if moment is None else time.monotonic() - moment

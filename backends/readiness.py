@@ -1,0 +1,178 @@
+"""Is it really ready? Alive and owning its socket, listing our model id, and answering one token.
+
+``/health`` alone lies: it is 200 while another server sits on the port, and while vLLM hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from backends.process import Child, owns_port
+from orchestrator.backend import Endpoint
+from orchestrator.errors import PortTaken, StartError, StartStalled
+
+PROBE_SECONDS = 2.0
+STALL_SAMPLE_SECONDS = 1.0
+
+
+class Probe:
+    """Asks one engine short questions, each with its own deadline."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        self.endpoint = endpoint
+        # proxies from the environment are for the outside world, not for a child of ours
+        self.client = httpx.AsyncClient(
+            base_url=endpoint.url, headers=headers, timeout=PROBE_SECONDS, trust_env=False
+        )
+
+    async def __aenter__(self) -> Probe:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    async def status(self, path: str) -> int | None:
+        """Return the HTTP status of a path, None when nobody answers in time."""
+        try:
+            return (await self.client.get(path)).status_code
+        except httpx.HTTPError:
+            return None
+
+    async def text(self, path: str) -> str | None:
+        """Return a path's body, None when nobody answers well in time."""
+        try:
+            response = await self.client.get(path)
+        except httpx.HTTPError:
+            return None
+        return response.text if response.is_success else None
+
+    async def json(self, path: str) -> Any:
+        """Return a path's JSON, None when there is none."""
+        try:
+            response = await self.client.get(path)
+            return response.json() if response.is_success else None
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    async def model_ids(self) -> list[str]:
+        """Return the ids that ``/v1/models`` lists."""
+        listed = await self.json("/v1/models")
+        try:
+            return [str(model["id"]) for model in listed["data"]]
+        except (TypeError, KeyError):
+            return []
+
+    async def one_token(self, seconds: float | None) -> str | None:
+        """Let it answer one token; returns None when it did, else what went wrong."""
+        body = {"model": self.endpoint.model, "prompt": "a", "max_tokens": 1, "temperature": 0}
+        try:
+            response = await self.client.post("/v1/completions", json=body, timeout=seconds)
+        except httpx.HTTPError as error:
+            return f"no answer to a one-token request: {type(error).__name__}"
+        if not response.is_success:
+            return (
+                f"a one-token request was answered with status {response.status_code}: {response.text[:200]}"
+            )
+        return None
+
+
+async def wait_ready(probe: Probe, child: Child, *, health: str, port: int) -> None:
+    """Poll until the engine is ready; the caller races this against exit, deadline and stall.
+
+    Raises:
+        PortTaken: somebody else's server answers on the port.
+        StartError: it answers, but not as our model.
+
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while await probe.status(health) != 200:  # noqa: ASYNC110 - a server can only be asked
+        # quick at first, so that a fast load is seen at once; slower in a load of minutes
+        await asyncio.sleep(min(0.25, 0.02 + (loop.time() - began) / 20))
+    if not await asyncio.to_thread(lambda: owns_port(child.tree(), port)):
+        raise PortTaken(f"port {port} is served by a process that is not ours")
+    ids = await probe.model_ids()
+    if probe.endpoint.model not in ids:
+        raise StartError(
+            f"the server on port {port} lists {', '.join(ids) or 'no model'}, not {probe.endpoint.model}"
+        )
+    problem = await probe.one_token(None)
+    if problem:
+        raise StartError(f"healthy, but {problem}")
+
+
+async def wait_stalled(child: Child, seconds: float, stage: Callable[[str], None]) -> None:
+    """Return by raising when the tree makes no progress for `seconds`; tells each new log line to `stage`.
+
+    Raises:
+        StartStalled: no log line, no CPU, no bytes read and no memory growth for that long.
+
+    """
+    loop = asyncio.get_running_loop()
+    last = await asyncio.to_thread(child.sample)
+    moved = seen = loop.time()
+    shown = ""
+    while True:
+        await asyncio.sleep(STALL_SAMPLE_SECONDS)
+        now, current = loop.time(), await asyncio.to_thread(child.sample)
+        if current.moved_since(last, now - seen):
+            moved = now
+        last, seen = current, now
+        lines = child.tail.lines(1)
+        if lines and lines[0] != shown:
+            shown = lines[0]
+            stage(shown)
+        if seconds and now - moved >= seconds:
+            raise StartStalled(
+                f"no progress for {seconds:g} s while loading: no log line, no CPU, nothing read",
+                advice="raise `timeouts.stall` if this machine really needs that long, else look at the log",
+            )
+
+
+async def wait_hung(
+    probe: Probe,
+    *,
+    health: str,
+    path: str,
+    counters: re.Pattern[str],
+    busy: Callable[[], bool],
+    seconds: float,
+) -> str:
+    """Return once a ready engine hangs, with what shows it.
+
+    It hangs when its health stays unanswered for `seconds`, or when requests are in flight and its own
+    counters of work done have not moved for as long. Slow is not hung: one token, or one batch of a prompt,
+    is enough.
+
+    Args:
+        probe: asks, each time with a short deadline.
+        health: the health path.
+        path: where the counters are, in Prometheus' text form.
+        counters: finds the counters that only move with work done.
+        busy: whether requests are in flight.
+        seconds: for how long nothing may happen.
+
+    """
+    loop = asyncio.get_running_loop()
+    answered = moved = loop.time()
+    last: list[str] = []
+    while True:
+        await asyncio.sleep(min(5.0, seconds / 4))
+        if await probe.status(health) == 200:
+            answered = loop.time()
+        if busy():
+            done = counters.findall(await probe.text(path) or "")
+            if done and done != last:
+                last, moved = done, loop.time()
+        else:
+            moved = loop.time()
+        if loop.time() - answered >= seconds:
+            return f"hung: no answer from {health} for {seconds:g} s"
+        if loop.time() - moved >= seconds:
+            return f"hung: requests in flight and no progress for {seconds:g} s"
