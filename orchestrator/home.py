@@ -1,9 +1,10 @@
 """The state folder: where what runs is recorded, and how a later command knows whether it still does.
 
     $ORCHESTRATOR_HOME (default $XDG_STATE_HOME/orchestrator)     0700
-      run/NAME/lock           held (flock) by the process that owns the engine, for as long as it lives
+      run/NAME/lock           locked by the process that owns the engine, for as long as it lives
       run/NAME/record.json    what was started, with start times: pids are reused, a pid with its start isn't
       run/NAME/engine.log     and .1, .2
+      up/PID/                 one `orchestrator up`: lock and record.json as above, control.sock, service.log
 
 Whether an owner lives is never stored: the kernel drops its lock when it dies.
 """
@@ -15,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,11 @@ def private(path: Path) -> Path:
     return path
 
 
+# Open file description locks live and die with the descriptor as flock's do, and can be asked after.
+_LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_WRITE_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
 class RunFolder:
     """One running engine's folder, owned through a lock that dies with its process."""
 
@@ -58,7 +65,7 @@ class RunFolder:
         private(self.path)
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WRITE_LOCK)
         except OSError:
             os.close(fd)
             return False
@@ -69,6 +76,18 @@ class RunFolder:
                 return True
         os.close(fd)
         return False
+
+    @property
+    def held(self) -> bool:
+        """Say whether a living process owns it; looking takes no lock, so it disturbs nobody who wants one."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WRITE_LOCK))[0] != fcntl.F_UNLCK
+        finally:
+            os.close(fd)
 
     @property
     def temporary(self) -> bool:
