@@ -42,6 +42,7 @@ from orchestrator.errors import (
     StopFailed,
     describe_exit,
 )
+from orchestrator.hardware import GpuMemory
 
 if TYPE_CHECKING:
     from orchestrator.profile import Profile
@@ -65,6 +66,7 @@ class SubprocessBackend:
     props_path: ClassVar[str | None] = None
     progress_path: ClassVar[str] = "/metrics"
     progress: ClassVar[re.Pattern[str]]
+    gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
     failures: ClassVar[tuple[failures.Failure, ...]] = ()
 

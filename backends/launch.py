@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends import failures, process, readiness
 from backends.lifecycle import TAIL_LINES
+from orchestrator import hardware
 from orchestrator.backend import Endpoint, Plan
 from orchestrator.errors import (
     BinaryMissing,
@@ -31,6 +32,7 @@ from orchestrator.leftovers import boot_id, start_time
 if TYPE_CHECKING:
     from backends.base import SubprocessBackend
 
+GPU_PATIENCE = 15.0  # seconds for a driver to give memory back
 END_PATIENCE = 10.0  # seconds after the grace until a tree that is still there is called stuck
 COOKIE = "ORCHESTRATOR_LAUNCH"
 
@@ -75,6 +77,8 @@ async def launch(
     key = secrets.token_urlsafe(32)
     cookie = f"{COOKIE}={secrets.token_hex(16)}"
     child = process.Child(folder.log, cookie)
+    if plan.device.gpus:
+        child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
     spawned(child)
     try:
         await child.launch(
@@ -192,6 +196,24 @@ async def end(engine: SubprocessBackend, child: process.Child) -> None:
     if child.killed:
         with life.changed:
             life.tell("swept", pids=child.killed)
+    if child.gpus is not None:
+        await _gpus_back(engine, child, child.gpus)
+
+
+async def _gpus_back(engine: SubprocessBackend, child: process.Child, watch: hardware.Watch) -> None:
+    """Wait until GPU memory is back near where it was: drivers give it back a while after the process."""
+    deadline = time.monotonic() + GPU_PATIENCE
+    while not (found := await asyncio.to_thread(watch.look, child.ever)).back:
+        if time.monotonic() > deadline:
+            holders = ", ".join(f"pid {pid}" for pid in found.holders) or "nobody who is listed"
+            missing = ", ".join(f"{size >> 20} MiB of {gpu}" for gpu, size in found.missing.items())
+            raise StopFailed(
+                f"{engine.life.title}: GPU memory did not come back: {missing or 'some'}, held by {holders}",
+                survivors=tuple(found.holders),
+                profile=engine.profile.name,
+                advice="see `orchestrator doctor`; if no process holds it, the driver needs a reset",
+            )
+        await asyncio.sleep(0.1)
 
 
 async def first(*waits: Coroutine[Any, Any, Any]) -> None:

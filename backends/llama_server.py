@@ -15,6 +15,7 @@ from backends.base import SubprocessBackend
 from backends.failures import Failure, known
 from backends.programs import Answer, Program
 from orchestrator.backend import Command, Dialect, Plan
+from orchestrator.hardware import supported_kinds
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -99,11 +100,7 @@ class LlamaServer(SubprocessBackend):
         """Read ``--list-devices``: the device kinds that this binary drives; None when it isn't one."""
         if answer.code != 0 or "Available devices" not in answer.text:
             return None
-        kinds = {"ROCm": "rocm", "HIP": "rocm", "CUDA": "cuda", "Vulkan": "vulkan"}
-        found = {
-            kind for word, kind in kinds.items() if re.search(rf"^\s*{word}\d*:", answer.text, re.MULTILINE)
-        }
-        return frozenset(found | {"cpu"})
+        return supported_kinds(answer.text)
 
     def command(self, plan: Plan, port: int) -> Command:
         """Return argv and environment; pure."""

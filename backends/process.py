@@ -19,6 +19,7 @@ from typing import Any
 
 from backends import guardian
 from orchestrator.backend import Command
+from orchestrator.hardware import Watch
 from orchestrator.leftovers import end, start_time
 
 LOG_BYTES = 16 << 20
@@ -165,6 +166,8 @@ class Child:
         self.gone = asyncio.Event()
         self.gone.set()  # nothing is there yet
         self.known: dict[int, int] = {}
+        self.ever: set[int] = set()
+        self.gpus: Watch | None = None
 
     async def launch(
         self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
@@ -247,6 +250,7 @@ class Child:
     def tree(self) -> list[int]:
         """Return the pids of the engine's living processes; remembers them for a clean-up."""
         pids = guardian.descendants(self.process.pid)
+        self.ever.update(pids)
         self.known = {pid: started for pid in pids if (started := start_time(pid)) is not None}
         return pids
 

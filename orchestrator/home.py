@@ -33,7 +33,11 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def private(path: Path) -> Path:
-    """Make a folder (and its parents) with mode 0700 and return it."""
+    """Make a folder (and its parents) with mode 0700 and return it.
+
+    One that was there is left as it is: it may be a folder that others share on purpose, and what is made
+    in it is private all the same.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -41,8 +45,6 @@ def private(path: Path) -> Path:
             f"state folder: {path} can't be made: {error.strerror}",
             advice="set ORCHESTRATOR_HOME to a folder of yours",
         ) from error
-    if path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
-        path.chmod(0o700)
     return path
 
 
