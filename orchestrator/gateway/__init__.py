@@ -1,0 +1,6 @@
+"""The stable OpenAI-compatible address in front of the engines."""
+
+from orchestrator.gateway.route import Upstream
+from orchestrator.gateway.server import Gateway
+
+__all__ = ["Gateway", "Upstream"]

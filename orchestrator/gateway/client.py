@@ -1,0 +1,286 @@
+"""The side towards the client: one connection, its requests one after another, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+from aiohttp.http import HttpVersion11
+from aiohttp.streams import StreamReader
+
+from orchestrator.gateway.wire import (
+    CONTINUE,
+    LAST_CHUNK,
+    Failure,
+    Headers,
+    RequestMessage,
+    answer_head,
+    request_parser,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.gateway.server import Gateway
+
+MAX_PIPELINED = 16
+IDLE_S = 75.0  # between requests
+READ_S = 30.0  # for a head, and between two pieces of a body
+WRITE_S = 60.0  # for a client that reads nothing of what waits for it
+LINGER_S = 2.0  # for a refused client to read the refusal before its unread body resets the connection
+
+
+class Handler(Protocol):
+    """Whoever answers a request that takes a while."""
+
+    def client_gone(self) -> None:
+        """Stop: there is nobody to answer."""
+
+    def pause(self) -> None:
+        """Write no more until `resume`: the client reads slowly."""
+
+    def resume(self) -> None:
+        """Write on."""
+
+    def shut(self) -> None:
+        """End the answer now, as well as it can be: the gateway stops."""
+
+
+class Client(asyncio.Protocol):
+    """One client's connection.
+
+    Attributes:
+        paused: the client reads slower than we write.
+        deadline: loop time at which `expire` is due, or 0; kept by the gateway's sweeper.
+
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.paused = False
+        self.deadline = 0.0
+        self._gateway = gateway
+        self._loop = gateway.loop
+        self._parser = request_parser(gateway.loop)
+        self._pending: deque[tuple[RequestMessage, StreamReader]] = deque()
+        self._message: RequestMessage | None = None
+        self._payload: StreamReader | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._handler: Handler | None = None
+        self._begun = False
+        self._chunked = False
+        self._close = False
+        self._deaf = False
+        self._partial = False
+        self._advancing = False
+
+    # -- transport ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, unless there are too many."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.deadline = self._loop.time() + READ_S
+        if not self._gateway.admit(self):
+            self._deaf = True
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - gone is gone
+        """Whatever was under way for this client ends."""
+        self._deaf = True
+        self._pending.clear()
+        self._drop_body()
+        handler, self._handler = self._handler, None
+        self._gateway.forget(self)
+        if handler is not None:
+            handler.client_gone()
+
+    def pause_writing(self) -> None:
+        """Pass the client's slowness on to whoever writes."""
+        self.paused = True
+        self.deadline = self._loop.time() + WRITE_S
+        if self._handler is not None:
+            self._handler.pause()
+
+    def resume_writing(self) -> None:
+        """Write on, or begin what waited for it."""
+        self.paused = False
+        self.deadline = 0.0
+        if self._handler is not None:
+            self._handler.resume()
+        elif self._message is None:
+            self._next()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and go on with whatever that completes."""
+        if self._deaf:
+            return
+        try:
+            messages, _, _ = self._parser.feed_data(data)
+        except Exception:  # aiohttp has several; each means that this is not HTTP
+            self._malformed()
+            return
+        if messages:
+            self._pending.extend(messages)
+            self._partial = False
+            if len(self._pending) > MAX_PIPELINED:
+                self._transport.pause_reading()
+        if self._message is None:
+            if not self._pending and not self._partial:
+                self._partial = True
+                self.deadline = self._loop.time() + READ_S
+            self._next()
+        elif self._payload is not None:
+            self._collect()
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._pending and self._message is None and not self.paused and not self._deaf:
+                message, payload = self._pending.popleft()
+                if len(self._pending) == MAX_PIPELINED:
+                    self._transport.resume_reading()
+                self._take(message, payload)
+        finally:
+            self._advancing = False
+
+    def _take(self, message: RequestMessage, payload: StreamReader) -> None:
+        self._message, self._payload = message, payload
+        self._close = message.should_close or message.version < HttpVersion11
+        self._chunked = message.version >= HttpVersion11
+        failure = self._gateway.refusal(message)
+        if failure is not None:
+            self.fail(failure)
+            return
+        if not payload.is_eof() and message.headers.get("Expect", "").lower() == "100-continue":
+            self._transport.write(CONTINUE)
+        self._collect()
+
+    def _collect(self) -> None:
+        payload, message = self._payload, self._message
+        assert payload is not None
+        assert message is not None
+        try:
+            data = payload.read_nowait()
+        except Exception:  # a broken body, in one of aiohttp's ways of saying so
+            self._malformed()
+            return
+        if data:
+            self._parts.append(data)
+            self._size += len(data)
+            failure = self._gateway.hold_body(len(data), self._size)
+            if failure is not None:
+                self.fail(failure)
+                return
+        if not payload.is_eof():
+            self.deadline = self._loop.time() + READ_S
+            return
+        self._payload = None
+        self.deadline = 0.0
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._handler = self._gateway.handle(self, message, body)
+
+    def _drop_body(self) -> None:
+        self._gateway.release_body(self._size)
+        self._parts, self._size = [], 0
+
+    def _malformed(self) -> None:
+        if self._message is not None and self._payload is None:
+            self._pending.clear()  # the request before it is still being answered
+            self._deaf = self._close = True
+            return
+        self._chunked, self._close = True, True
+        self.fail(Failure(400, "gateway: this is not a request in HTTP/1.1", code="malformed_request"))
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer."""
+        self._settle()
+        head = answer_head(status, headers, length=len(body), chunked=False, close=self._close)
+        if self._message is not None and self._message.method == "HEAD":
+            body = b""
+        self._transport.write(head + body)
+        self._finish()
+
+    def fail(self, failure: Failure) -> None:
+        """Send an error as the whole answer."""
+        self.answer(failure.status, failure.all_headers(), failure.body())
+
+    def begin(self, status: int, headers: Headers, length: int | None) -> None:
+        """Send the head of an answer that comes in pieces; without a length its end is marked."""
+        self._settle()
+        if length is not None:
+            self._chunked = False
+        elif not self._chunked:
+            self._close = True
+        self._begun = True
+        self._transport.write(
+            answer_head(status, headers, length=length, chunked=self._chunked, close=self._close)
+        )
+
+    def write(self, data: bytes) -> None:
+        """Send the next piece."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """Mark the end of an answer that came in pieces."""
+        if self._chunked:
+            self._transport.write(LAST_CHUNK)
+        self._finish()
+
+    def abort(self) -> None:
+        """Break off, so that the client can't take what it has for the whole."""
+        self._deaf = True
+        self._transport.abort()
+
+    def _settle(self) -> None:
+        """Close after this answer if the request was not read to its end."""
+        if self._payload is not None and not self._payload.is_eof():
+            self._close = True
+
+    def _finish(self) -> None:
+        unread = self._payload is not None and not self._payload.is_eof()
+        self._handler = self._message = self._payload = None
+        self._begun = False
+        self._drop_body()
+        if self._close or self._gateway.stopping:
+            self._deaf = True
+            self._pending.clear()
+            self.deadline = self._loop.time() + (LINGER_S if unread else WRITE_S)
+            if unread and self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+            return
+        if not self.paused:
+            self.deadline = self._loop.time() + IDLE_S
+        self._next()
+
+    # -- limits and the end -----------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being read or answered."""
+        return self._message is not None
+
+    def expire(self) -> None:
+        """End what has taken too long: reading a request, an idle connection, or an answer unread."""
+        self.deadline = 0.0
+        reading = self._partial or self._payload is not None
+        if reading and not self._deaf and not self.paused:
+            self._chunked, self._close = True, True
+            self.fail(Failure(408, "gateway: the request took too long to arrive", code="request_timeout"))
+        else:
+            self.abort()
+
+    def shut(self) -> None:
+        """End now because the gateway stops."""
+        if self._handler is not None:
+            self._close = True
+            self._handler.shut()
+        elif not self._deaf:
+            self._deaf = True
+            self._transport.close()

@@ -1,0 +1,359 @@
+"""The gateway itself: one address, the routes behind it, and the life of both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+
+from orchestrator.backend import Event
+from orchestrator.errors import PortTaken, Problem, ProfileError, StartError
+from orchestrator.gateway import api
+from orchestrator.gateway.client import Client, Handler
+from orchestrator.gateway.exchange import Exchange
+from orchestrator.gateway.guard import Guard, bracketed, is_loopback
+from orchestrator.gateway.route import Route, Upstream
+from orchestrator.gateway.wire import Failure, RequestMessage
+
+log = structlog.get_logger()
+
+MAX_BODY = 32 * 2**20
+MAX_CLIENTS = 1024
+SWEEP_S = 1.0
+BEAT_S = 15.0
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_LOCAL = frozenset({"/health", "/v1/models", "/api/status", "/api/events"})
+
+
+class _Ask(msgspec.Struct):
+    """The one field of a request that routing needs."""
+
+    model: str | None = None
+
+
+_ASK = msgspec.json.Decoder(_Ask)
+
+
+class Gateway:
+    """One stable OpenAI-compatible address in front of engines that come and go.
+
+    Args:
+        upstreams: what is served, by the name that clients give as ``model``.
+        host: address to listen on; beyond loopback only with `api_key`.
+        port: port to listen on; 0 takes a free one.
+        api_key: what clients must send as a bearer token, or None.
+        wait_s: seconds for which a request waits for an engine that loads or restarts.
+        max_body: largest body of a request, bytes.
+
+    Raises:
+        ProfileError: `host` is beyond loopback and there is no key.
+
+    """
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, Upstream],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        api_key: str | None = None,
+        wait_s: float = 120.0,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        host = host.strip("[]")
+        if not is_loopback(host) and not api_key:
+            raise ProfileError(
+                [
+                    Problem(
+                        "--host", 0, 0, "", f"{host or 'every address'} is beyond loopback and needs a key"
+                    )
+                ],
+                advice="put a key into an environment variable and name it with --api-key-env",
+            )
+        # `localhost` may mean ::1 to one program and 127.0.0.1 to another
+        self._host = "127.0.0.1" if host == "localhost" else host
+        self.port = port
+        self.stopping = False
+        self._wait_s, self._max_body = wait_s, max_body
+        self._guard = Guard(host, api_key)
+        self._upstreams = dict(upstreams)
+        self._routes: dict[str, Route] = {}
+        self._clients: set[Client] = set()
+        self._feeds: set[api.Feed] = set()
+        self._held = 0
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._beat_at = 0.0
+        self._idle: asyncio.Event | None = None
+        self._started = int(time.time())
+
+    @property
+    def url(self) -> str:
+        """Base URL with ``/v1``."""
+        return f"http://{bracketed(self._host)}:{self.port}/v1"
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Listen, follow the engines, and return the port.
+
+        Raises:
+            PortTaken: another process listens there.
+            StartError: the address can't be listened on.
+
+        """
+        self.loop = asyncio.get_running_loop()
+        try:
+            self._server = await self.loop.create_server(
+                lambda: Client(self), self._host or None, self.port, backlog=1024
+            )
+        except OSError as error:
+            where = f"gateway: {bracketed(self._host)}:{self.port}"
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(
+                    f"{where} is taken by another process",
+                    advice="stop what listens there, or choose another with --port (0 takes a free one)",
+                ) from error
+            raise StartError(
+                f"{where} can't be listened on: {error.strerror or error}", advice="check --host and --port"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        for name, upstream in self._upstreams.items():
+            self.add(name, upstream)
+        self._sweep()
+        return self.port
+
+    async def stop(self, drain_s: float = 10.0) -> None:
+        """Accept nothing new, give answers under way `drain_s` seconds to end, then end them."""
+        self.stopping = True
+        if self._server is not None:
+            self._server.close()
+        for feed in list(self._feeds):
+            feed.shut()
+        for client in [client for client in self._clients if not client.busy]:
+            client.shut()
+        await self._all_gone(drain_s)
+        for client in list(self._clients):
+            client.shut()
+        await self._all_gone(min(drain_s, 1.0))
+        for client in list(self._clients):
+            client.abort()
+        await self._all_gone(1.0)
+        for name in list(self._routes):
+            self.remove(name)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _all_gone(self, at_most: float) -> None:
+        if not self._clients:
+            return
+        self._idle = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most):
+                await self._idle.wait()
+
+    # -- what is served -----------------------------------------------------------------------------
+
+    def add(self, name: str, upstream: Upstream) -> None:
+        """Serve one more engine."""
+        self._routes[name] = Route(name, upstream, self._publish)
+
+    def remove(self, name: str) -> None:
+        """Serve an engine no longer; answers under way are finished."""
+        self._routes.pop(name).close()
+
+    def hold(self, name: str) -> None:
+        """Let requests for `name` wait, whatever its state, until `replace` or `unhold`."""
+        self._routes[name].hold(True)
+
+    def unhold(self, name: str) -> None:
+        """Serve `name` again."""
+        self._routes[name].hold(False)
+
+    def replace(self, name: str, upstream: Upstream) -> None:
+        """Put another engine behind `name`; requests that wait go to it."""
+        self._routes[name].replace(upstream)
+        self._routes[name].hold(False)
+
+    # -- for connections ----------------------------------------------------------------------------
+
+    def admit(self, client: Client) -> bool:
+        """Count a connection in, or say that there are too many."""
+        if self.stopping or len(self._clients) >= MAX_CLIENTS:
+            return False
+        self._clients.add(client)
+        return True
+
+    def forget(self, client: Client) -> None:
+        """Count a connection out."""
+        self._clients.discard(client)
+        if self._idle is not None and not self._clients:
+            self._idle.set()
+
+    def hold_body(self, size: int, total: int) -> Failure | None:
+        """Count bytes of a body that is being read; returns why there may not be more."""
+        self._held += size
+        if total > self._max_body:
+            return self._too_large
+        if self._held > max(4 * self._max_body, 256 * 2**20):
+            return Failure(
+                503, "gateway: too many large requests at once", "server_error", "overloaded", retry_after=5
+            )
+        return None
+
+    def release_body(self, size: int) -> None:
+        """Count bytes of a body out."""
+        self._held -= size
+
+    @property
+    def _too_large(self) -> Failure:
+        return Failure(
+            413, f"gateway: the request is larger than {self._max_body} bytes", code="request_too_large"
+        )
+
+    def refusal(self, message: RequestMessage) -> Failure | None:
+        """Return why a request is refused before its body is read, or None."""
+        path = message.path.partition("?")[0]
+        if message.method == "CONNECT":
+            return Failure(405, "gateway: CONNECT is not supported", code="method_not_allowed")
+        failure = self._guard.refusal(message, path)
+        if failure is not None:
+            return failure
+        if message.headers.get("Upgrade", "").lower().startswith("websocket"):
+            return Failure(501, "gateway: web sockets are not supported", code="upgrade_refused")
+        if message.headers.get("Content-Encoding", "identity").lower() != "identity":
+            return Failure(415, "gateway: a compressed request is not supported", code="content_encoding")
+        length = message.headers.get("Content-Length")
+        if length is not None and int(length) > self._max_body:
+            return self._too_large
+        return None
+
+    def handle(self, client: Client, message: RequestMessage, body: bytes) -> Handler | None:
+        """Answer a request, now or through the handler that is returned."""
+        path = message.path.partition("?")[0]
+        if message.method == "OPTIONS":
+            client.answer(204, [(b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")], b"")
+            return None
+        if path in _LOCAL or path.startswith("/v1/models/"):
+            return self._local(client, message, path)
+        if not path.startswith("/v1/"):
+            client.fail(
+                Failure(
+                    404,
+                    f"gateway: there is no {path}",
+                    code="not_found",
+                    advice="the API is below /v1; see also /health, /api/status and /api/events",
+                )
+            )
+            return None
+        if message.method not in _METHODS:
+            client.fail(_not_allowed(b"GET, POST, PUT, PATCH, DELETE, OPTIONS"))
+            return None
+        found = self._route(message, body)
+        if isinstance(found, Failure):
+            client.fail(found)
+            return None
+        exchange = Exchange(client, found[0], message, body, found[1], self._wait_s)
+        exchange.start()
+        return exchange
+
+    def _local(self, client: Client, message: RequestMessage, path: str) -> Handler | None:
+        if message.method not in {"GET", "HEAD"}:
+            client.fail(_not_allowed(b"GET, HEAD, OPTIONS"))
+        elif path == "/health":
+            status, value = api.health(self._routes, stopping=self.stopping)
+            client.answer(status, api.JSON, api.encode(value))
+        elif path == "/api/status":
+            about = {"url": self.url, "clients": len(self._clients), "since": self._started}
+            return api.Answering(client, api.status(self._routes, about))
+        elif path == "/api/events":
+            if message.method == "HEAD":
+                client.answer(200, api.EVENTS, b"")
+                return None
+            now = time.time()
+            snapshot = [Event(now, name, "state", route.state) for name, route in self._routes.items()]
+            return api.Feed(client, self._feeds, snapshot)
+        else:
+            entries = [api.model_entry(route, self._started) for route in self._routes.values()]
+            if path != "/v1/models":
+                route = self._named(path.removeprefix("/v1/models/"))
+                if isinstance(route, Failure):
+                    client.fail(route)
+                else:
+                    client.answer(200, api.JSON, api.encode(api.model_entry(route, self._started)))
+            else:
+                client.answer(200, api.JSON, api.encode({"object": "list", "data": entries}))
+        return None
+
+    # -- routing --------------------------------------------------------------------------------------
+
+    def _route(self, message: RequestMessage, body: bytes) -> tuple[Route, str | None] | Failure:
+        """Find the route of a request, and the model id that its body holds (None: it holds no JSON)."""
+        asked: str | None = None
+        if body and not message.headers.get("Content-Type", "").startswith("multipart/"):
+            try:
+                asked = _ASK.decode(body).model or ""
+            except (msgspec.DecodeError, RecursionError) as error:
+                return Failure(
+                    400, f"gateway: the body is not a JSON object with a model: {error}", code="invalid_json"
+                )
+        if asked:
+            route = self._named(asked)
+        elif len(self._routes) == 1:
+            route = next(iter(self._routes.values()))
+        else:
+            route = Failure(
+                400,
+                "gateway: the request names no model",
+                param="model",
+                code="model_missing",
+                advice=self._names(),
+            )
+        return route if isinstance(route, Failure) else (route, asked)
+
+    def _named(self, name: str) -> Route | Failure:
+        route = self._routes.get(name)
+        if route is None and len(self._routes) == 1:
+            (only,) = self._routes.values()
+            if only.pool is not None and only.pool.endpoint.model == name:
+                route = only
+        return route or Failure(
+            404,
+            f"gateway: no model named {name!r} is served",
+            param="model",
+            code="model_not_found",
+            advice=self._names(),
+        )
+
+    def _names(self) -> str:
+        return f"served here: {', '.join(self._routes) or 'nothing yet'}"
+
+    # -- now and then -----------------------------------------------------------------------------------
+
+    def _publish(self, event: Event) -> None:
+        for feed in self._feeds:
+            feed.send(event)
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for client in [client for client in self._clients if 0 < client.deadline < now]:
+            client.expire()
+        if now > self._beat_at:
+            self._beat_at = now + BEAT_S
+            for feed in self._feeds:
+                feed.beat()
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+
+def _not_allowed(allow: bytes) -> Failure:
+    return Failure(
+        405,
+        "gateway: this method is not supported here",
+        code="method_not_allowed",
+        headers={b"Allow": allow},
+    )
