@@ -326,9 +326,9 @@ def test_slots_are_filled_and_the_rest_waits_good(tmp_path: Path) -> None:
 def test_a_client_that_leaves_frees_its_slot_ugly(tmp_path: Path, stream: bool) -> None:
     with Fake(tmp_path, hang_after=2).ready() as fake:
         body = json.dumps({"prompt": "x", "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer the-key-of-the-fake\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nX-Api-Key: the-key-of-the-fake\r\nContent-Length: "
         with socket.create_connection(("127.0.0.1", fake.port)) as client:
-            client.sendall(head.encode() + body)
+            client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
             until(lambda: fake.stats()["busy"] == 1, "the slot is taken")
         until(lambda: fake.stats()["busy"] == 0, "the slot is free")
         assert fake.stats()["cancelled"] == 1
