@@ -175,9 +175,9 @@ def _named(machine: Machine, kind: str, name: str | int) -> Gpu:
     if text.isascii() and text.isdecimal() and len(text) < 6:
         found = [gpu for at, gpu in enumerate(cards) if _position(kind, gpu, at) == int(text)]
     else:
-        found = [gpu for gpu in cards if text in {gpu.id.lower(), gpu.pci, gpu.render_node}] or [
-            gpu for gpu in cards if len(text) > 4 and gpu.id.lower().startswith(text)
-        ]
+        found = [
+            gpu for gpu in cards if text in {gpu.id.lower(), gpu.pci, (gpu.render_node or "-").lower()}
+        ] or [gpu for gpu in cards if len(text) > 4 and gpu.id.lower().startswith(text)]
     if len(found) == 1:
         return found[0]
     there = "; ".join(f"{_position(kind, gpu, at)} = {gpu.id} {gpu.label}" for at, gpu in enumerate(cards))

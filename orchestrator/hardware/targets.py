@@ -103,7 +103,7 @@ def judge(seen: Evidence) -> tuple[bool, str]:
     signs = []
     if seen.vram > 0 and seen.gtt >= 4 * seen.vram:
         signs.append("little memory of its own beside much mapped system memory")
-    if seen.gtt and seen.bank == seen.gtt:
+    if seen.gtt and seen.bank == seen.gtt != seen.vram:
         signs.append("KFD counts system memory as its memory")
     if not seen.unique_id:
         signs.append("no unique id")
