@@ -32,15 +32,16 @@ def test_override_names_a_target_good(value, name):
 
 
 def test_size_alone_never_decides_good():
-    assert judge(replace(NEW, vram=512 << 20))[0] is False
-    assert judge(replace(NEW, vram=96 << 30))[0] is False
+    assert judge(replace(NEW, vram=512 << 20, bank=512 << 20))[0] is False
+    assert judge(replace(NEW, vram=96 << 30, bank=96 << 30))[0] is False
     assert judge(replace(NEW, gfx="gfx1101", vram=512 << 20))[0] is False
     assert judge(replace(NEW, gfx="gfx1151", vram=96 << 30, gtt=1 << 30))[0] is True
 
 
 def test_unknown_silicon_needs_two_signs_good():
-    small = replace(NEW, vram=512 << 20, gtt=64 << 30)
+    small = replace(NEW, vram=512 << 20, bank=512 << 20, gtt=64 << 30)
     assert judge(small)[0] is False
+    assert judge(replace(small, bank=small.gtt))[0] is True
     assert judge(replace(small, unique_id=False))[0] is True
     assert judge(replace(NEW, unique_id=False))[0] is False
     assert judge(replace(NEW, unique_id=False, name="AMD Radeon 990M Graphics"))[0] is True
