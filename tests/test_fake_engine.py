@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from fakes import COMMAND, ENGINE, PATIENCE, Fake, as_binary, free_port, until
+
+from tests.fakes import COMMAND, ENGINE, PATIENCE, Fake, as_binary, free_port, until
 
 TEXT = " the capital of France is Paris, café"  # the first eight tokens
 
