@@ -118,6 +118,10 @@ def load(
         root = layers.put(root, "backend", backend, f"--backend {backend}")
     if root is None:
         raise ProfileError(layers.in_order())
+    if layers.incomplete:  # what is missing may stand there
+        for key in ("model", "backend"):
+            if key not in (root.entries or {}):
+                root = root.with_entry((key,), Node(root.mark, root.mark, readings=("",), faulty=True))
     source = Path(os.path.abspath(path))  # noqa: PTH100  # symlinks are kept, as the user named them
     profile = _Check(root, source, environ, engines, layers.problems.append).profile()
     if layers.problems or profile is None:

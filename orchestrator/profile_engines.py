@@ -22,6 +22,10 @@ class InstalledEngines(Mapping[str, type[BaseModel]]):
         """Return the options model, or raise UnknownBackend."""
         return backends.find(name).Options
 
+    def __contains__(self, name: object) -> bool:
+        """Say whether it is installed, without importing it."""
+        return name in backends.installed()
+
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all installed backends."""
         return iter(backends.installed())
@@ -38,6 +42,7 @@ def json_schema(engines: Mapping[str, type[BaseModel]] | None = None) -> dict[st
     """
     engines = InstalledEngines() if engines is None else engines
     schema = Keys.model_json_schema()
+    del schema["required"]  # it depends, see below
     definitions: dict[str, Any] = schema.pop("$defs", {})
     properties: dict[str, Any] = schema["properties"]
 
@@ -72,7 +77,7 @@ def json_schema(engines: Mapping[str, type[BaseModel]] | None = None) -> dict[st
         **schema,
         "title": "Profile",
         "description": "A model, the engine that serves it, and how.",
-        # what an overlay leaves out may come from the profile that it extends, a name from the file
-        "required": [],
+        # what an overlay leaves out comes from the profile that it extends
+        "anyOf": [{"required": ["model", "backend"]}, {"required": ["extends"]}],
         "$defs": definitions,
     }

@@ -172,7 +172,7 @@ def _message(error: Any) -> str:
     if kind in _RANGES:
         words, limit = _RANGES[kind]
         return (
-            f"must be {words} {context[limit]:g}"
+            f"must be {words} {context[limit]:.10g}"
             if isinstance(context[limit], float)
             else (f"must be {words} {context[limit]}")
         )
@@ -186,6 +186,8 @@ def _message(error: Any) -> str:
             return f"{message}; write it as a list, [one, two]"
         if kind == "string_type" and isinstance(given, bool | int | float):
             return f"{message}; put it in quotes"
+        if kind in {"int_type", "float_type"} and isinstance(given, str) and given.isdecimal():
+            return f"{message}; leave out the quotes"
         return message
     if kind in {"too_short", "string_too_short"}:
         return (

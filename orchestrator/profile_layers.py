@@ -27,6 +27,7 @@ class Layers:
         self.environ = environ
         self.problems: list[Problem] = []
         self.names: list[str] = []
+        self.incomplete = False  # a profile that is extended could not be read
 
     def in_order(self) -> list[Problem]:
         """Return the problems as a reader meets them: the file, what it extends, then the options."""
@@ -37,7 +38,7 @@ class Layers:
         )
 
     def read(self, path: Path, where: str) -> Node | None:
-        """Read a file and all that it extends, laid over one another; None when one can't be read."""
+        """Read a file and all that it extends, laid over one another; None when it can't be read itself."""
         chain: list[Node] = []
         seen: dict[str, str] = {}
         named_by: Node | None = None
@@ -57,7 +58,8 @@ class Layers:
                 self.problems.append(root.mark.problem("", "must be a mapping of keys to values"))
                 root = None
             if root is None:
-                return None
+                self.incomplete = True
+                break
             seen[os.path.realpath(path)] = where_shown
             chain.append(root)
             named_by = (root.entries or {}).get("extends")
@@ -65,13 +67,17 @@ class Layers:
                 break
             base = self.base_of(named_by)
             if base is None:
-                return None
+                self.incomplete = True
+                break
             path = root.mark.folder / base
             where = base if Path(base).is_absolute() else os.path.normpath(Path(where).parent / base)
             if os.path.realpath(path) in seen:
                 circle = " -> ".join([*seen.values(), shown(where, 200)])
                 self.problems.append(named_by.mark.problem("extends", f"goes in a circle: {circle}"))
-                return None
+                self.incomplete = True
+                break
+        if not chain:
+            return None
         merged = chain.pop()
         while chain:
             # a name belongs to its own file: two profiles of one name could not run side by side

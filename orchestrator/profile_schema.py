@@ -157,7 +157,7 @@ class Keys(_Keys):
         min_length=1,
         description="Stable ids or indices; default: all discrete cards of the device kind.",
     )
-    gpu_layers: Annotated[int, Field(ge=0, le=100_000)] | Literal["all", "auto"] = Field(
+    gpu_layers: Annotated[int, Field(ge=0, le=100_000)] | Literal["all"] = Field(
         default="all", description="Layers that are put onto the GPU."
     )
     flash_attention: Literal["on", "off", "auto"] = Field(

@@ -70,8 +70,9 @@ def read_text(
 
     `whole` names the text; all faults are placed there as a whole unless lines are `counted`.
     """
-    reader = _Reader(text, whole, environ, problems, counted)
+    reader = _Reader(whole, environ, problems, counted)
     try:
+        reader.open(text)
         return reader.document()
     except _UnreadableError as fault:
         problems.append(fault.mark.problem("", str(fault)))
@@ -83,7 +84,8 @@ def read_text(
         mark = reader.place(before.count("\n"), len(before) - before.rfind("\n") - 1)
         problems.append(mark.problem("", f"holds the control character U+{ord(text[error.position]):04X}"))
     except (ValueError, OverflowError):  # PyYAML on "\U00110000"
-        problems.append(whole.problem("", "not YAML: an escape that stands for no character"))
+        mark = reader.mark(reader.loader.get_mark())
+        problems.append(mark.problem("", "not YAML: an escape that stands for no character"))
     return None
 
 
@@ -116,15 +118,19 @@ class _Reader:
     """Builds the tree of one text from its events."""
 
     def __init__(
-        self, text: str, whole: Mark, environ: Mapping[str, str], problems: list[Problem], counted: bool
+        self, whole: Mark, environ: Mapping[str, str], problems: list[Problem], counted: bool
     ) -> None:
         self.whole = whole
         self.environ = environ
         self.problems = problems
         self.counted = counted
-        self.events: Iterator[yaml.Event] = yaml.parse(text, Loader=yaml.SafeLoader)
         self.anchors: dict[str, tuple[Node, int, int] | None] = {}  # with size and height; None while open
         self.nodes = 0
+
+    def open(self, text: str) -> None:
+        """Begin to read; PyYAML checks the characters here already."""
+        self.loader = yaml.SafeLoader(text)
+        self.events: Iterator[yaml.Event] = iter(self.loader.get_event, None)
 
     def place(self, line: int, column: int) -> Mark:
         """Return the place of 0-based figures."""
@@ -210,13 +216,15 @@ class _Reader:
             if not isinstance(event, yaml.ScalarEvent):
                 raise _UnreadableError("a key must be text, not a list, a mapping or an alias", mark)
             key = str(event.value)
-            if event.tag or not key:
-                self.fault(mark, path, "a key must be plain text")
+            node = self.node(next(self.events), (*path, key), mark)
             try:
                 check_text(key)
             except ScalarError as error:
                 self.fault(mark, path, f"a key {error}")
-            node = self.node(next(self.events), (*path, key), mark)
+                continue
+            if event.tag or not key:
+                self.fault(mark, path, "a key must be plain text")
+                continue
             if key == "<<" and event.implicit[0]:
                 taken_over += self.merged(node, path)
             elif key in entries:
@@ -247,7 +255,7 @@ class _Reader:
                 meant = readings(text) if event.implicit[0] else (text,)
         except ScalarError as error:
             self.fault(node.mark, path, str(error))
-            return replace(node, readings=(written,), text=written)
+            return replace(node, readings=("",))
         return replace(node, readings=meant, text=text)
 
     def fault(self, mark: Mark, path: Steps, message: str) -> None:
