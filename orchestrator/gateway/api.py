@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.backend import Event, State
+from orchestrator.backend import Event
 from orchestrator.gateway.wire import Failure
 
 if TYPE_CHECKING:
@@ -37,12 +37,11 @@ def model_entry(route: Route, created: int) -> dict[str, Any]:
     }
 
 
-def health(routes: Mapping[str, Route], *, stopping: bool) -> tuple[int, dict[str, Any]]:
+def health(routes: Mapping[str, Route]) -> tuple[int, dict[str, Any]]:
     """Return status and body of ``/health``: 200 only when every profile would be served now."""
-    ready = bool(routes) and all(route.state is State.READY for route in routes.values()) and not stopping
+    ready = bool(routes) and all(route.pool is not None and not route.held for route in routes.values())
     states = {name: route.state for name, route in routes.items()}
-    word = "ok" if ready else "stopping" if stopping else "unavailable"
-    return (200 if ready else 503), {"status": word, "profiles": states}
+    return (200 if ready else 503), {"status": "ok" if ready else "unavailable", "profiles": states}
 
 
 async def status(routes: Mapping[str, Route], gateway: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,13 +53,12 @@ async def status(routes: Mapping[str, Route], gateway: Mapping[str, Any]) -> dic
 class Answering:
     """Answers one request from a coroutine, and is called off when the client goes."""
 
-    def __init__(self, client: Client, work: Any) -> None:
+    def __init__(self, client: Client, work: Coroutine[Any, Any, object]) -> None:
         self._client = client
-        self._task = asyncio.get_running_loop().create_task(self._run(work))
+        self._task = client.run(self._answer(work))
 
-    async def _run(self, work: Any) -> None:
-        body = encode(await work)
-        self._client.answer(200, JSON, body)
+    async def _answer(self, work: Coroutine[Any, Any, object]) -> None:
+        self._client.answer(200, JSON, encode(await work))
 
     def client_gone(self) -> None:
         """Call the work off."""
@@ -85,7 +83,6 @@ class Feed:
         self._client, self._feeds = client, feeds
         self._queue: deque[bytes] = deque()
         self._missed = 0
-        self._paused = client.paused
         client.begin(200, EVENTS, None)
         client.write(b": events of the profiles\n\n")
         for event in snapshot:
@@ -95,7 +92,7 @@ class Feed:
     def send(self, event: Event) -> None:
         """Send an event, or keep it while the listener is slow."""
         line = b"event: %b\ndata: %b\n\n" % (event.name.encode(), encode(event))
-        if not self._paused:
+        if not self._client.paused:
             self._client.write(line)
         elif len(self._queue) < MAX_QUEUED:
             self._queue.append(line)
@@ -104,19 +101,17 @@ class Feed:
 
     def beat(self) -> None:
         """Send a comment, so that a listener that is gone is noticed."""
-        if not self._paused:
+        if not self._client.paused:
             self._client.write(b":\n\n")
 
     def pause(self) -> None:
-        """Keep events from now on."""
-        self._paused = True
+        """Events are kept while the client is paused."""
 
     def resume(self) -> None:
         """Send what was kept, and how many were not."""
-        self._paused = False
-        while self._queue and not self._paused:
+        while self._queue and not self._client.paused:
             self._client.write(self._queue.popleft())
-        if self._missed and not self._paused:
+        if self._missed and not self._client.paused:
             self._client.write(b'event: missed\ndata: {"count":%d}\n\n' % self._missed)
             self._missed = 0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import structlog
 from aiohttp.http import HttpVersion11
 from aiohttp.streams import StreamReader
 
@@ -21,6 +23,8 @@ from orchestrator.gateway.wire import (
 
 if TYPE_CHECKING:
     from orchestrator.gateway.server import Gateway
+
+log = structlog.get_logger()
 
 MAX_PIPELINED = 16
 IDLE_S = 75.0  # between requests
@@ -66,9 +70,9 @@ class Client(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = 0
         self._handler: Handler | None = None
-        self._begun = False
         self._chunked = False
         self._close = False
+        self._unread = False
         self._deaf = False
         self._partial = False
         self._advancing = False
@@ -180,7 +184,9 @@ class Client(asyncio.Protocol):
         self._payload = None
         self.deadline = 0.0
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._handler = self._gateway.handle(self, message, body)
+        handler = self._gateway.handle(self, message, body)
+        if handler is not None:  # else it is answered, and the next request may have a handler by now
+            self._handler = handler
 
     def _drop_body(self) -> None:
         self._gateway.release_body(self._size)
@@ -191,8 +197,20 @@ class Client(asyncio.Protocol):
             self._pending.clear()  # the request before it is still being answered
             self._deaf = self._close = True
             return
-        self._chunked, self._close = True, True
+        self._close = self._unread = True
         self.fail(Failure(400, "gateway: this is not a request in HTTP/1.1", code="malformed_request"))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a part of an answer that has to wait; a fault of ours in it is answered with 500."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception:
+                log.exception("gateway.fault")
+                self.fail(Failure(500, "gateway: internal fault, see the log", "server_error", "internal"))
+
+        return self._loop.create_task(guarded())
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -216,7 +234,6 @@ class Client(asyncio.Protocol):
             self._chunked = False
         elif not self._chunked:
             self._close = True
-        self._begun = True
         self._transport.write(
             answer_head(status, headers, length=length, chunked=self._chunked, close=self._close)
         )
@@ -239,18 +256,16 @@ class Client(asyncio.Protocol):
     def _settle(self) -> None:
         """Close after this answer if the request was not read to its end."""
         if self._payload is not None and not self._payload.is_eof():
-            self._close = True
+            self._close = self._unread = True
 
     def _finish(self) -> None:
-        unread = self._payload is not None and not self._payload.is_eof()
         self._handler = self._message = self._payload = None
-        self._begun = False
         self._drop_body()
         if self._close or self._gateway.stopping:
             self._deaf = True
             self._pending.clear()
-            self.deadline = self._loop.time() + (LINGER_S if unread else WRITE_S)
-            if unread and self._transport.can_write_eof():
+            self.deadline = self._loop.time() + (LINGER_S if self._unread else WRITE_S)
+            if self._unread and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
                 self._transport.close()
@@ -271,7 +286,7 @@ class Client(asyncio.Protocol):
         self.deadline = 0.0
         reading = self._partial or self._payload is not None
         if reading and not self._deaf and not self.paused:
-            self._chunked, self._close = True, True
+            self._close = self._unread = True
             self.fail(Failure(408, "gateway: the request took too long to arrive", code="request_timeout"))
         else:
             self.abort()

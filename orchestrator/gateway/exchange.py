@@ -73,11 +73,14 @@ class Exchange:
             self._acquire(fresh=False)
 
     def _acquire(self, *, fresh: bool) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._wait_and_send(fresh=fresh))
+        self._task = self._client.run(self._wait_and_send(fresh=fresh))
 
     async def _wait_and_send(self, *, fresh: bool) -> None:
         route, loop = self._route, asyncio.get_running_loop()
         deadline = loop.time() + self._wait_s
+        if self._resent:
+            # the engine has most likely died; until that is known its socket may take this to its grave
+            await route.changed(REFUSED_PAUSE_S)
         if route.waiting >= MAX_WAITING:
             self._refuse(
                 Failure(
@@ -101,8 +104,12 @@ class Exchange:
                     try:
                         link = await pool.connect()
                     except OSError:
+                        route.refresh()
                         await route.changed(min(REFUSED_PAUSE_S, deadline - loop.time()))
                         continue
+                if route.pool is not pool:
+                    link.abort()  # it was replaced meanwhile
+                    continue
                 self._task = None
                 self._send(link)
                 return

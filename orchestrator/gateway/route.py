@@ -71,6 +71,7 @@ class Route:
         self.waiting = 0
         self.held = False
         self.removed = False
+        self._told: State | None = None
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -102,12 +103,15 @@ class Route:
                 endpoint = self.upstream.endpoint(0)
             except BackendError:
                 self.state = self.upstream.state
+        before = (self._told, self.pool)
+        self._told = self.state
         if self.pool is not None and self.pool.endpoint != endpoint:
             self.pool.close()
             self.pool = None
         if endpoint is not None and self.pool is None:
             self.pool = Pool(endpoint, self._loop)
-        self._wake()
+        if (self._told, self.pool) != before:
+            self._wake()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -153,17 +157,10 @@ class Route:
             code, retry = "engine_loading", 5
             what += " and did not become ready in time"
         elif self.state is State.FAILED:
-            error = (await asyncio.to_thread(self.upstream.status)).get("error")
-            reason, advice = _reason(error)
+            status = await asyncio.to_thread(self.upstream.status)
+            reason, advice = status.get("error"), status.get("advice")
             what += f": {reason}" if reason else ""
             advice = advice or f"see orchestrator logs {self.name}"
         else:
             advice = f"start it with orchestrator up, or see orchestrator logs {self.name}"
         return Failure(503, what, "server_error", code, advice=advice, retry_after=retry)
-
-
-def _reason(error: object) -> tuple[str, str | None]:
-    """Return message and advice of what `status()` holds under ``error``."""
-    if isinstance(error, dict):
-        return str(error.get("message", "")), error.get("advice")
-    return (str(error), getattr(error, "advice", None)) if error else ("", None)

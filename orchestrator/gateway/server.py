@@ -8,14 +8,11 @@ import errno
 import time
 from collections.abc import Mapping
 
-import msgspec
 import structlog
 
-from orchestrator.backend import Event
 from orchestrator.errors import PortTaken, Problem, ProfileError, StartError
-from orchestrator.gateway import api
 from orchestrator.gateway.client import Client, Handler
-from orchestrator.gateway.exchange import Exchange
+from orchestrator.gateway.dispatch import Dispatcher
 from orchestrator.gateway.guard import Guard, bracketed, is_loopback
 from orchestrator.gateway.route import Route, Upstream
 from orchestrator.gateway.wire import Failure, RequestMessage
@@ -26,17 +23,6 @@ MAX_BODY = 32 * 2**20
 MAX_CLIENTS = 1024
 SWEEP_S = 1.0
 BEAT_S = 15.0
-_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-_LOCAL = frozenset({"/health", "/v1/models", "/api/status", "/api/events"})
-
-
-class _Ask(msgspec.Struct):
-    """The one field of a request that routing needs."""
-
-    model: str | None = None
-
-
-_ASK = msgspec.json.Decoder(_Ask)
 
 
 class Gateway:
@@ -79,12 +65,11 @@ class Gateway:
         self._host = "127.0.0.1" if host == "localhost" else host
         self.port = port
         self.stopping = False
-        self._wait_s, self._max_body = wait_s, max_body
+        self._max_body = max_body
         self._guard = Guard(host, api_key)
         self._upstreams = dict(upstreams)
-        self._routes: dict[str, Route] = {}
+        self._dispatcher = Dispatcher(wait_s, self._about)
         self._clients: set[Client] = set()
-        self._feeds: set[api.Feed] = set()
         self._held = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -133,7 +118,7 @@ class Gateway:
         self.stopping = True
         if self._server is not None:
             self._server.close()
-        for feed in list(self._feeds):
+        for feed in list(self._dispatcher.feeds):
             feed.shut()
         for client in [client for client in self._clients if not client.busy]:
             client.shut()
@@ -144,7 +129,7 @@ class Gateway:
         for client in list(self._clients):
             client.abort()
         await self._all_gone(1.0)
-        for name in list(self._routes):
+        for name in list(self._dispatcher.routes):
             self.remove(name)
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -161,24 +146,24 @@ class Gateway:
 
     def add(self, name: str, upstream: Upstream) -> None:
         """Serve one more engine."""
-        self._routes[name] = Route(name, upstream, self._publish)
+        self._dispatcher.routes[name] = Route(name, upstream, self._dispatcher.publish)
 
     def remove(self, name: str) -> None:
         """Serve an engine no longer; answers under way are finished."""
-        self._routes.pop(name).close()
+        self._dispatcher.routes.pop(name).close()
 
     def hold(self, name: str) -> None:
         """Let requests for `name` wait, whatever its state, until `replace` or `unhold`."""
-        self._routes[name].hold(True)
+        self._dispatcher.routes[name].hold(True)
 
     def unhold(self, name: str) -> None:
         """Serve `name` again."""
-        self._routes[name].hold(False)
+        self._dispatcher.routes[name].hold(False)
 
     def replace(self, name: str, upstream: Upstream) -> None:
         """Put another engine behind `name`; requests that wait go to it."""
-        self._routes[name].replace(upstream)
-        self._routes[name].hold(False)
+        self._dispatcher.routes[name].replace(upstream)
+        self._dispatcher.routes[name].hold(False)
 
     # -- for connections ----------------------------------------------------------------------------
 
@@ -235,109 +220,12 @@ class Gateway:
 
     def handle(self, client: Client, message: RequestMessage, body: bytes) -> Handler | None:
         """Answer a request, now or through the handler that is returned."""
-        path = message.path.partition("?")[0]
-        if message.method == "OPTIONS":
-            client.answer(204, [(b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")], b"")
-            return None
-        if path in _LOCAL or path.startswith("/v1/models/"):
-            return self._local(client, message, path)
-        if not path.startswith("/v1/"):
-            client.fail(
-                Failure(
-                    404,
-                    f"gateway: there is no {path}",
-                    code="not_found",
-                    advice="the API is below /v1; see also /health, /api/status and /api/events",
-                )
-            )
-            return None
-        if message.method not in _METHODS:
-            client.fail(_not_allowed(b"GET, POST, PUT, PATCH, DELETE, OPTIONS"))
-            return None
-        found = self._route(message, body)
-        if isinstance(found, Failure):
-            client.fail(found)
-            return None
-        exchange = Exchange(client, found[0], message, body, found[1], self._wait_s)
-        exchange.start()
-        return exchange
-
-    def _local(self, client: Client, message: RequestMessage, path: str) -> Handler | None:
-        if message.method not in {"GET", "HEAD"}:
-            client.fail(_not_allowed(b"GET, HEAD, OPTIONS"))
-        elif path == "/health":
-            status, value = api.health(self._routes, stopping=self.stopping)
-            client.answer(status, api.JSON, api.encode(value))
-        elif path == "/api/status":
-            about = {"url": self.url, "clients": len(self._clients), "since": self._started}
-            return api.Answering(client, api.status(self._routes, about))
-        elif path == "/api/events":
-            if message.method == "HEAD":
-                client.answer(200, api.EVENTS, b"")
-                return None
-            now = time.time()
-            snapshot = [Event(now, name, "state", route.state) for name, route in self._routes.items()]
-            return api.Feed(client, self._feeds, snapshot)
-        else:
-            entries = [api.model_entry(route, self._started) for route in self._routes.values()]
-            if path != "/v1/models":
-                route = self._named(path.removeprefix("/v1/models/"))
-                if isinstance(route, Failure):
-                    client.fail(route)
-                else:
-                    client.answer(200, api.JSON, api.encode(api.model_entry(route, self._started)))
-            else:
-                client.answer(200, api.JSON, api.encode({"object": "list", "data": entries}))
-        return None
-
-    # -- routing --------------------------------------------------------------------------------------
-
-    def _route(self, message: RequestMessage, body: bytes) -> tuple[Route, str | None] | Failure:
-        """Find the route of a request, and the model id that its body holds (None: it holds no JSON)."""
-        asked: str | None = None
-        if body and not message.headers.get("Content-Type", "").startswith("multipart/"):
-            try:
-                asked = _ASK.decode(body).model or ""
-            except (msgspec.DecodeError, RecursionError) as error:
-                return Failure(
-                    400, f"gateway: the body is not a JSON object with a model: {error}", code="invalid_json"
-                )
-        if asked:
-            route = self._named(asked)
-        elif len(self._routes) == 1:
-            route = next(iter(self._routes.values()))
-        else:
-            route = Failure(
-                400,
-                "gateway: the request names no model",
-                param="model",
-                code="model_missing",
-                advice=self._names(),
-            )
-        return route if isinstance(route, Failure) else (route, asked)
-
-    def _named(self, name: str) -> Route | Failure:
-        route = self._routes.get(name)
-        if route is None and len(self._routes) == 1:
-            (only,) = self._routes.values()
-            if only.pool is not None and only.pool.endpoint.model == name:
-                route = only
-        return route or Failure(
-            404,
-            f"gateway: no model named {name!r} is served",
-            param="model",
-            code="model_not_found",
-            advice=self._names(),
-        )
-
-    def _names(self) -> str:
-        return f"served here: {', '.join(self._routes) or 'nothing yet'}"
+        return self._dispatcher.handle(client, message, body)
 
     # -- now and then -----------------------------------------------------------------------------------
 
-    def _publish(self, event: Event) -> None:
-        for feed in self._feeds:
-            feed.send(event)
+    def _about(self) -> dict[str, object]:
+        return {"url": self.url, "clients": len(self._clients), "since": self._started}
 
     def _sweep(self) -> None:
         now = self.loop.time()
@@ -345,15 +233,6 @@ class Gateway:
             client.expire()
         if now > self._beat_at:
             self._beat_at = now + BEAT_S
-            for feed in self._feeds:
+            for feed in self._dispatcher.feeds:
                 feed.beat()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-
-
-def _not_allowed(allow: bytes) -> Failure:
-    return Failure(
-        405,
-        "gateway: this method is not supported here",
-        code="method_not_allowed",
-        headers={b"Allow": allow},
-    )
