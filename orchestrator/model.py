@@ -1,0 +1,312 @@
+"""`TextModel` and `AsyncTextModel`: one model that answers, wherever it runs.
+
+Both are thin: bodies are made by `request`, bytes are understood by `wire`, deadlines and errors live in
+`transport`, and a `Source` says at each request where the server is, so that a model survives the restart or
+the change of the engine behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+
+from orchestrator import classify
+from orchestrator import source as sources
+from orchestrator.clients import async_client, reaching, sync_client, tokenise_request, tokenised
+from orchestrator.errors import BackendError, RequestError
+from orchestrator.generation import AsyncGeneration, Generation
+from orchestrator.request import CHAT, COMPLETIONS, Options, Prompt, chat_body, check_names, completion_body
+from orchestrator.tokens import Classification, Message, Metrics, ModelInfo, Result
+from orchestrator.transport import Call
+
+if TYPE_CHECKING:
+    import httpx
+
+    from orchestrator.backend import Endpoint
+    from orchestrator.source import Source
+
+Messages = Sequence[Message | Mapping[str, Any]]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class _Model:
+    """What both shells share: the source, its settings, and what is kept of the last call."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._settings = sources.settings(source)
+        self._lock = threading.Lock()
+        self._live: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._last: Call | None = None
+        self._last_error: Exception | None = None
+
+    @property
+    def slots(self) -> int:
+        """Requests that the server answers at once; `batch_generate` sends as many."""
+        return self._settings.slots
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the model.
+
+        Raises:
+            ModelError: its file can't be read.
+
+        """
+        return sources.info(self._source)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the call that ended last has cost."""
+        return self._last.metrics(sources.memory(self._source)) if self._last else Metrics()
+
+    @property
+    def last_error(self) -> Exception | None:
+        """The error that a call has raised most recently; None when none ever did."""
+        return self._last_error
+
+    def _completion(
+        self, prompt: Prompt, options: Options, sampling: Mapping[str, Any] | None = None
+    ) -> Call:
+        options = self._merged(options, sampling)
+        return self._call(COMPLETIONS, lambda endpoint: completion_body(endpoint, prompt, options))
+
+    def _conversation(self, messages: Messages, options: Options) -> Call:
+        options = self._merged(options, None)
+        return self._call(CHAT, lambda endpoint: chat_body(endpoint, messages, options))
+
+    def _merged(self, options: Options, sampling: Mapping[str, Any] | None) -> Options:
+        check_names(options)
+        given = {name: value for name, value in options.items() if value is not None}
+        return cast(Options, {**(self._settings.sampling if sampling is None else sampling), **given})
+
+    def _call(self, path: str, body: Callable[[Endpoint], dict[str, Any]]) -> Call:
+        call = Call(path, body, self._settings, self._ended)
+        with self._lock:
+            self._live.add(call)
+        return call
+
+    def _ended(self, call: Call) -> None:
+        self._last = call
+        if call.error is not None:
+            self._last_error = call.error
+
+    def _end_calls(self) -> None:
+        with self._lock:
+            live = list(self._live)
+        for call in live:
+            call.stop("closed")
+
+
+class TextModel(_Model):
+    """A model that answers. Safe to use from several threads at once."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._http: httpx.Client | None = None
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """Continue a text, or a list of token ids. Options: see `orchestrator.request.Options`.
+
+        Raises:
+            RequestError: an option's name is unknown; everything else is raised while iterating.
+
+        """
+        return Generation(self._source, self._completion(prompt, options), self._client)
+
+    def chat(self, messages: Messages, **options: Unpack[Options]) -> Generation:
+        """Answer a conversation. Options: see `orchestrator.request.Options`.
+
+        Raises:
+            RequestError: an option's name is unknown; everything else is raised while iterating.
+
+        """
+        return Generation(self._source, self._conversation(messages, options), self._client)
+
+    def batch_generate(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Result]:
+        """Continue several texts, as many at once as there are slots.
+
+        Returns:
+            One result for each prompt, in order; a failed one carries its error.
+
+        """
+        running = [self.generate(prompt, **options) for prompt in prompts]
+
+        def drain(generation: Generation) -> Result:
+            try:
+                generation.text()
+            except (RequestError, BackendError) as error:
+                return generation.result(error)
+            return generation.result()
+
+        return self._at_once(drain, running, running)
+
+    def classify(self, prompts: Iterable[str], labels: Sequence[str]) -> list[Classification]:
+        """Find the label that continues each prompt best; one forward pass each for labels of one token.
+
+        Labels are exact continuations: after ``"Answer:"`` give ``" yes"`` with its space. They may begin
+        alike and may have several tokens; see `orchestrator.classify`.
+
+        Raises:
+            ValueError: the labels can't be told apart.
+            RequestError: a request failed, or the server can't tokenise or tell probabilities.
+
+        """
+        classify.check_labels(labels)
+        running: list[Generation] = []
+
+        def ask(prompt: classify.Ids, options: Options) -> Generation:
+            running.append(Generation(self._source, self._completion(prompt, options, {}), self._client))
+            return running[-1]
+
+        def one(prompt: str) -> Classification:
+            walk = classify.walk(labels, [self._tokenise(prompt + label) for label in labels])
+            try:
+                query = next(walk)
+                while True:
+                    known: dict[int, float] = {}
+                    while questions := classify.questions(query, known):
+                        for options in questions:
+                            known |= classify.found(list(ask(query.prompt, options)))
+                    query = walk.send(known)
+            except StopIteration as done:
+                return cast(Classification, done.value)
+
+        return self._at_once(one, list(prompts), running)
+
+    def close(self) -> None:
+        """Cancel what runs and stop the engine, if it is ours."""
+        self._end_calls()
+        self._source.stop()
+        if self._http is not None:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _client(self, url: str) -> httpx.Client:
+        with self._lock:
+            if self._http is None:
+                self._http = sync_client(url)
+            return self._http
+
+    def _tokenise(self, text: str) -> list[int]:
+        endpoint = self._source.endpoint(self._settings.start)
+        http = self._client(endpoint.url)
+        with reaching("tokenize"):
+            return tokenised(http.send(tokenise_request(http, endpoint, text)))
+
+    def _at_once(
+        self, work: Callable[[Item], Answer], items: Sequence[Item], running: Sequence[Generation]
+    ) -> list[Answer]:
+        pool = ThreadPoolExecutor(max_workers=self.slots, thread_name_prefix="orchestrator")
+        try:
+            return list(pool.map(work, items))
+        except BaseException:  # KeyboardInterrupt too: cancel on the server what other threads wait for
+            pool.shutdown(wait=False, cancel_futures=True)
+            for generation in list(running):
+                generation.close()
+            raise
+        finally:
+            pool.shutdown()
+
+
+class AsyncTextModel(_Model):
+    """`TextModel` for asyncio: the same methods, with ``await`` where they wait. Any event loop will do."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._http: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGeneration:
+        """Continue a text; see `TextModel.generate`."""
+        return AsyncGeneration(self._source, self._completion(prompt, options), self._client)
+
+    def chat(self, messages: Messages, **options: Unpack[Options]) -> AsyncGeneration:
+        """Answer a conversation; see `TextModel.chat`."""
+        return AsyncGeneration(self._source, self._conversation(messages, options), self._client)
+
+    async def batch_generate(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Result]:
+        """Continue several texts; see `TextModel.batch_generate`."""
+
+        async def drain(generation: AsyncGeneration) -> Result:
+            try:
+                await generation.text()
+            except (RequestError, BackendError) as error:
+                return generation.result(error)
+            return generation.result()
+
+        return await self._at_once(drain, [self.generate(prompt, **options) for prompt in prompts])
+
+    async def classify(self, prompts: Iterable[str], labels: Sequence[str]) -> list[Classification]:
+        """Find the label that continues each prompt best; see `TextModel.classify`."""
+        classify.check_labels(labels)
+
+        def ask(prompt: classify.Ids, options: Options) -> AsyncGeneration:
+            return AsyncGeneration(self._source, self._completion(prompt, options, {}), self._client)
+
+        async def one(prompt: str) -> Classification:
+            walk = classify.walk(labels, [await self._tokenise(prompt + label) for label in labels])
+            try:
+                query = next(walk)
+                while True:
+                    known: dict[int, float] = {}
+                    while questions := classify.questions(query, known):
+                        for options in questions:
+                            known |= classify.found([token async for token in ask(query.prompt, options)])
+                    query = walk.send(known)
+            except StopIteration as done:
+                return cast(Classification, done.value)
+
+        return await self._at_once(one, list(prompts))
+
+    async def close(self) -> None:
+        """Cancel what runs and stop the engine, if it is ours."""
+        self._end_calls()
+        await asyncio.to_thread(self._source.stop)
+        if self._http is not None and self._loop is asyncio.get_running_loop():
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _client(self, url: str) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:  # connections belong to their loop
+            self._http, self._loop = async_client(url), loop
+        return self._http
+
+    async def _tokenise(self, text: str) -> list[int]:
+        endpoint = await asyncio.to_thread(self._source.endpoint, self._settings.start)
+        http = self._client(endpoint.url)
+        with reaching("tokenize"):
+            return tokenised(await http.send(tokenise_request(http, endpoint, text)))
+
+    async def _at_once(
+        self, work: Callable[[Item], Awaitable[Answer]], items: Sequence[Item]
+    ) -> list[Answer]:
+        free = asyncio.Semaphore(self.slots)
+
+        async def turn(item: Item) -> Answer:
+            async with free:
+                return await work(item)
+
+        tasks = [asyncio.ensure_future(turn(item)) for item in items]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,241 @@
+"""Where a model's requests go: a backend of ours, or a server that someone else runs.
+
+`Source` is what `TextModel` needs of either; `orchestrator.backend.Backend` fulfils it, and `connect` makes
+one for a URL, finding out what kind of engine answers there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator import backend
+from orchestrator.backend import Dialect, Endpoint
+from orchestrator.chunks import bad_status, json_or_text
+from orchestrator.errors import ProtocolError, UnknownBackend, Unreachable
+from orchestrator.tokens import ModelInfo
+
+if TYPE_CHECKING:
+    import httpx
+
+PROBE_TIMEOUT = 10.0
+UNKNOWN_SLOTS = 8  # requests at once to a server that does not say how many it takes
+
+OPENAI = Dialect(
+    name="this server",
+    fields={
+        **{
+            name: name
+            for name in (
+                "max_tokens",
+                "temperature",
+                "top_p",
+                "seed",
+                "stop",
+                "presence_penalty",
+                "frequency_penalty",
+                "logprobs",
+                "logit_bias",
+                "tools",
+            )
+        },
+        "json_schema": "response_format.json_schema.schema",
+    },
+)
+
+
+class Source(Protocol):
+    """What `TextModel` needs of whoever runs the server."""
+
+    def endpoint(self, timeout: float | None = None) -> Endpoint:
+        """Wait until the server is ready and return where it is; asked before each request."""
+
+    def request(self) -> AbstractContextManager[None]:
+        """Count a request as in flight while the context is open."""
+
+    def stop(self) -> None:
+        """End what the source started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a source knows about how requests are to be made.
+
+    Attributes:
+        sampling: options sent unless the call says otherwise.
+        stall: seconds without progress until a request fails; 0 = none.
+        request: seconds for a whole request; 0 = none.
+        start: seconds to wait for a server that is starting or restarting.
+        slots: requests served at once.
+
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stall: float = 120.0
+    request: float = 0.0
+    start: float = 600.0
+    slots: int = UNKNOWN_SLOTS
+
+
+def settings(source: Source) -> Settings:
+    """Return the settings in a backend's profile, or those of a connected server."""
+    profile = getattr(source, "profile", None)
+    if profile is None:
+        found = getattr(source, "settings", None)
+        return found if isinstance(found, Settings) else Settings()
+    times = profile.timeouts
+    return Settings(profile.sampling, times.stall, times.request, times.start, profile.slots)
+
+
+def info(source: Source) -> ModelInfo:
+    """Return what the model's header, or the server, tells about it.
+
+    Raises:
+        ModelError: the model can't be read.
+        BackendError: the engine is missing.
+
+    """
+    if isinstance(source, Server):
+        return source.info
+    plan = source.plan()  # type: ignore[attr-defined]
+    header = plan.header
+    if header is None:
+        return ModelInfo(name=plan.model_id, context=plan.context)
+    return ModelInfo(
+        name=header.name or plan.model_id,
+        architecture=header.architecture,
+        layers=header.layers,
+        vocabulary=header.vocabulary,
+        quantisation=header.quantisation,
+        parameters=header.parameters,
+        context=plan.context,
+        native_context=header.context,
+    )
+
+
+def memory(source: Source) -> Any:
+    """Return the engine's memory as its backend reports it, or None."""
+    status = getattr(source, "status", None)
+    return status().get("memory") if status is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that someone else runs.
+
+    Attributes:
+        at: where it is and what it speaks.
+        settings: how to make requests.
+        info: what it tells of its model.
+
+    """
+
+    at: Endpoint
+    settings: Settings = field(default_factory=Settings)
+    info: ModelInfo = field(default_factory=lambda: ModelInfo(name=""))
+
+    def endpoint(self, timeout: float | None = None) -> Endpoint:  # noqa: ARG002 - it does not move
+        """Return where the server is."""
+        return self.at
+
+    def request(self) -> AbstractContextManager[None]:
+        """Count nothing: the server is not ours to supervise."""
+        return contextlib.nullcontext()
+
+    def stop(self) -> None:
+        """Leave the server running: it is not ours."""
+
+
+def base_url(url: str) -> str:
+    """Return a server's address without ``/v1`` and trailing slashes."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
+    """Ask a server what it is and which model it serves.
+
+    Args:
+        url: its address, with or without ``/v1``.
+        key: its API key.
+        model: the model's id; default: the first that the server lists.
+
+    Raises:
+        Unreachable: nobody answers there.
+        BadStatus: it refuses, for instance the key.
+        ProtocolError: it does not speak the OpenAI API.
+
+    """
+    import httpx
+
+    from orchestrator.clients import client_options
+
+    base = base_url(url)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(
+            base_url=base, headers=headers, timeout=PROBE_TIMEOUT, **client_options(base)
+        ) as client:
+            listed = _json(client.get("/v1/models"))
+            props = _optional(client, "/props")
+            version = _optional(client, "/version")
+    except httpx.TransportError as error:
+        raise Unreachable(
+            f"connect: {base}: {error or type(error).__name__}",
+            advice="check the address, and that the server runs",
+        ) from error
+    except httpx.InvalidURL as error:
+        raise Unreachable(
+            f"connect: {url}: {error}", advice="give an address such as http://127.0.0.1:8080"
+        ) from error
+    models = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(models, list) or not all(isinstance(entry, dict) and "id" in entry for entry in models):
+        raise ProtocolError(f"connect: {base}/v1/models does not list models: {str(listed)[:200]}")
+    if not models and model is None:
+        raise ProtocolError(f"connect: {base} serves no model")
+    served = next((entry for entry in models if entry["id"] == model), models[0] if model is None else {})
+    ours = "default_generation_settings" in props
+    kind = "llama-server" if ours else "vllm" if "version" in version else None
+    endpoint = Endpoint(url=base, key=key, model=model or served["id"], dialect=_dialect(kind))
+    meta = served.get("meta") or {}
+    context = (
+        (props["default_generation_settings"] or {}).get("n_ctx") if ours else served.get("max_model_len")
+    )
+    return Server(
+        endpoint,
+        Settings(slots=props.get("total_slots") or UNKNOWN_SLOTS),
+        ModelInfo(
+            name=endpoint.model,
+            vocabulary=meta.get("n_vocab"),
+            quantisation=props.get("model_ftype"),
+            parameters=meta.get("n_params"),
+            context=context,
+            native_context=meta.get("n_ctx_train"),
+        ),
+    )
+
+
+def _json(response: httpx.Response) -> Any:
+    body = json_or_text(response.content)
+    if response.status_code != 200:
+        raise bad_status(response.status_code, body)
+    return body
+
+
+def _optional(client: httpx.Client, path: str) -> dict[str, Any]:
+    """Ask what only one kind of engine answers."""
+    response = client.get(path)
+    body = json_or_text(response.content) if response.status_code == 200 else None
+    return body if isinstance(body, dict) else {}
+
+
+def _dialect(kind: str | None) -> Dialect:
+    """Return the dialect of the first installed backend that speaks it, else plain OpenAI."""
+    for name in backend.installed() if kind else ():
+        with contextlib.suppress(UnknownBackend):
+            dialect = backend.find(name).dialect
+            if dialect.name == kind:
+                return dialect
+    return OPENAI
