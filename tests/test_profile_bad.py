@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WORDS = "no on yes 010 1:30 1e3 0x1f ~ null 2024-01-01 .inf = 1_0 auto ${COUNT} ${ $$ *a !!x << ? %".split()  # noqa: SIM905
-WORDS += list("{}[]#'\"|>") + ["---"]
+WORDS += [*"{}[]#'|>", '"', "---"]
 WORDS += [": ", "- ", "\n", "\n  ", "\t", "&a x", "\0", "\ud7ff", "\U0001f600", "\x85", "\u2028", "hf:x/y"]
 KEYS = [*Keys.model_fields, "extends", "container", "llama-server", "vllm", "x", "start", "gguf", "on", "<<"]
 yaml_like = st.lists(st.sampled_from([*WORDS, *KEYS, *(f"\n{key}: " for key in KEYS)]), max_size=30).map(
