@@ -101,7 +101,7 @@ class Knobs:
 
         """
         known = {knob.name: getattr(_DEFAULTS, knob.name) for knob in fields(self)}
-        clean = {}
+        clean: dict[str, Any] = {}
         for name, given in changes.items():
             key = name.replace("-", "_")
             if key not in known:
