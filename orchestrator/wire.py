@@ -88,7 +88,7 @@ class Stream:
             return tokens
         try:
             for event in self._events.feed(chunk):
-                if self.done:
+                if self.done or self.error is not None:
                     break
                 self.progressed = True
                 if event.data == b"[DONE]":
@@ -212,7 +212,8 @@ class Stream:
                 self.first_ns = self.first_ns or at_ns
 
     def _fail(self, error: Any) -> None:
-        code = error.get("code") if isinstance(error, dict) else None
+        inner = error.get("error", error) if isinstance(error, dict) else error
+        code = inner.get("code") if isinstance(inner, dict) else None
         status = bad_status(code if isinstance(code, int) else 500, error)
         if self._count:
             self.interrupted(f"the server reports an error: {error_message(error)}").__cause__ = status
