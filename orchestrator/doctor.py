@@ -104,8 +104,8 @@ def examine(
 ) -> list[Finding]:
     """Look at everything that has to be right, worst matters first within each subject.
 
-    `binaries` are the engines' programs that the caller looked for (None leaves them out), `folders` where state and
-    models go, `ports` those that shall be listened on. `limits` are soft resource limits by name
+    `binaries` are the engines' programs that the caller looked for (None leaves them out), `folders` where
+    state and models go, `ports` those that shall be listened on. `limits` are soft resource limits by name
     (``nofile``, ``nproc``, ``as``), -1 for none; by default this process's own.
     """
     tree = root if isinstance(root, Tree) else Tree(root)

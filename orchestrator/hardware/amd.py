@@ -7,9 +7,8 @@ gives the memory, the unique id and the PCI address. No ROCm is needed for any o
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.hardware.gpu import Gpu, Kfd
 from orchestrator.hardware.probe import Tree, whole
@@ -82,7 +81,7 @@ def find(tree: Tree, problems: list[str]) -> tuple[tuple[Gpu, ...], Kfd]:
     for card in sorted(cards, key=lambda card: card.pci):
         if card.path not in taken:
             gpus.append(_gpu(tree, len(gpus), card, None, kfd, names, problems))
-    return _told_apart(gpus), kfd
+    return tuple(gpus), kfd
 
 
 def _nodes(tree: Tree, problems: list[str]) -> tuple[list[Node], int]:
@@ -224,11 +223,3 @@ def _blocked(tree: Tree, render: str | None, node: Node | None, kfd: Kfd) -> dic
     elif "vulkan" in blocked:
         blocked["rocm"] = blocked["vulkan"]
     return blocked
-
-
-def _told_apart(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs with ids that differ: the parts of a partitioned card may share one."""
-    times = Counter(gpu.id for gpu in gpus)
-    return tuple(
-        gpu if times[gpu.id] == 1 else replace(gpu, id=f"{gpu.pci or 'amd'}-{gpu.index}") for gpu in gpus
-    )

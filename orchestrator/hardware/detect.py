@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.hardware import amd, nvidia
-from orchestrator.hardware.gpu import Machine, PciCard
+from orchestrator.hardware.gpu import Gpu, Machine, PciCard
 from orchestrator.hardware.probe import Runner, Tree, run_program
 
 PCI = "sys/bus/pci/devices"
@@ -25,7 +27,7 @@ def detect(root: Path | Tree = Path("/"), run: Runner | None = None) -> Machine:
     amd_gpus, kfd = amd.find(tree, problems)
     total, available = _memory(tree)
     return Machine(
-        gpus=(*amd_gpus, *nvidia.find(tree, run, problems)),
+        gpus=_told_apart([*amd_gpus, *nvidia.find(tree, run, problems)]),
         kfd=kfd,
         problems=tuple(dict.fromkeys(problems)),
         memory_total=total,
@@ -39,6 +41,14 @@ def detect(root: Path | Tree = Path("/"), run: Runner | None = None) -> Machine:
         rocm=_rocm(tree),
         container=tree.exists(".dockerenv") or tree.exists("run/.containerenv"),
         cards=_cards(tree),
+    )
+
+
+def _told_apart(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs with ids that differ: the parts of a partitioned card may share one."""
+    times = Counter(gpu.id for gpu in gpus)
+    return tuple(
+        gpu if times[gpu.id] == 1 else replace(gpu, id=f"{gpu.pci or gpu.vendor}-{gpu.index}") for gpu in gpus
     )
 
 

@@ -7,7 +7,6 @@ NVML's unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` is set.
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,16 +16,7 @@ from orchestrator.hardware.probe import Runner, Tree
 
 VENDOR = 0x10DE
 MIB = 1 << 20
-FIELDS = (
-    "index",
-    "uuid",
-    "name",
-    "pci.bus_id",
-    "memory.total",
-    "memory.used",
-    "driver_version",
-    "compute_cap",
-)
+FIELDS = ("uuid", "name", "pci.bus_id", "memory.total", "memory.used", "driver_version", "compute_cap")
 TIMEOUT = 10.0  # seconds; a card that has to wake up answers within 3, a hung driver never
 
 
@@ -124,7 +114,7 @@ def query(run: Runner, what: str, fields: tuple[str, ...]) -> tuple[list[dict[st
     ran = run(["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"], TIMEOUT)
     if ran.code != 0:
         return [], (ran.err or ran.out).strip().splitlines()[0] if (ran.err or ran.out).strip() else "failed"
-    rows = csv.reader(ran.out.splitlines(), skipinitialspace=True)
+    rows = ([value.strip() for value in line.split(",")] for line in ran.out.splitlines())
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)], ""
 
 
@@ -140,10 +130,9 @@ def from_smi(run: Runner, problems: list[str]) -> tuple[Gpu, ...]:
 
 def _from_row(row: dict[str, str], position: int) -> Gpu:
     capability = row.get("compute_cap", "")
-    index = row["index"]
     return Gpu(
         vendor="nvidia",
-        index=int(index) if index.isascii() and index.isdecimal() and len(index) < 6 else position,
+        index=position,
         id=row["uuid"] if row["uuid"].startswith(("GPU-", "MIG-")) else _pci(row["pci.bus_id"]),
         name=row["name"],
         pci=_pci(row["pci.bus_id"]),

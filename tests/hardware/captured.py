@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
+@functools.cache
 def load(name: str) -> dict[str, Any]:
     return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 

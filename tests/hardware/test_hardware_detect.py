@@ -107,7 +107,7 @@ def test_nvidia_smi_that_fails_is_a_problem_bad(ran, problem, tmp_path):
 
 def test_nvidia_unified_memory_has_no_figures_ugly(tmp_path):
     write(tmp_path, "proc/driver/nvidia/version", "x")
-    line = "0, GPU-aa, NVIDIA GB10, 0000000F:01:00.0, [N/A], [N/A], 580.95.05, 12.1\ngarbage\n"
+    line = "GPU-aa, NVIDIA GB10, 0000000F:01:00.0, [N/A], [N/A], 580.95.05, 12.1\ngarbage\n"
     (gpu,) = detect(tmp_path, lambda argv, timeout: Ran(0, line)).gpus
     assert (gpu.memory_total, gpu.free, gpu.pci, gpu.compute_capability) == (0, 0, "000f:01:00.0", "12.1")
 
