@@ -124,9 +124,16 @@ class Sampling(_Keys):
         default=None, ge=0, le=100, description="Alternatives reported with each token."
     )
     ignore_eos: bool | None = Field(default=None, description="Go on after the model's end token.")
+    logit_bias: dict[int, float] | None = Field(
+        default=None, description="Token id: what is added to its logit."
+    )
+    reasoning: bool | None = Field(default=None, description="Whether a model that can should think first.")
     grammar: Text | None = Field(default=None, description="A grammar that answers must follow.")
     json_schema: dict[str, Any] | None = Field(
         default=None, description="A JSON Schema that answers must follow."
+    )
+    extra: dict[str, Any] | None = Field(
+        default=None, description="Fields sent as they are: what one engine alone understands."
     )
 
 

@@ -80,7 +80,7 @@ def test_every_key_arrives_typed_good(profile: Any, tmp_path: Path) -> None:
         kv_cache_type: q8_0
         memory_fraction: 0.90
         chat_template: chatml
-        sampling: {temperature: 0, stop: [a, b], seed: 7}
+        sampling: {temperature: 0, stop: [a, b], seed: 7, logit_bias: {12: -1}, extra: {x: {y: 1}}}
         env: {KEY: value, PORT: 8080}
         args: [--foo, bar, 3, 0.5]
         command: [docker, run, -p, "{port}:8080", image]
@@ -94,7 +94,13 @@ def test_every_key_arrives_typed_good(profile: Any, tmp_path: Path) -> None:
     assert loaded.model == ModelSpec(gguf=gguf, hf="hub/name", mmproj=gguf, lora=(gguf,))
     assert (loaded.name, loaded.context, loaded.slots, loaded.device) == ("all.of-it_1", 8192, 2, "rocm")
     assert (loaded.gpus, loaded.gpu_layers, loaded.flash_attention) == (("GPU-1234abcd", 0), 12, "on")
-    assert loaded.sampling == {"temperature": 0, "stop": ("a", "b"), "seed": 7}
+    assert loaded.sampling == {
+        "temperature": 0,
+        "stop": ("a", "b"),
+        "seed": 7,
+        "logit_bias": {12: -1},
+        "extra": {"x": {"y": 1}},
+    }
     assert loaded.env == {"KEY": "value", "PORT": "8080"}
     assert loaded.args == ("--foo", "bar", "3", "0.5")
     assert loaded.command == ("docker", "run", "-p", "{port}:8080", "image")

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from orchestrator.errors import UnknownBackend
 from orchestrator.profile import json_schema, load
-from orchestrator.profile_schema import Keys
+from orchestrator.profile_schema import Keys, Sampling
+from orchestrator.request import Options
 from tests.test_profile import ENGINES, FakeOptions
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,11 @@ def test_the_schema_has_every_key_described_good() -> None:
     assert properties["backend"]["enum"] == ["llama-server"]
     assert set(properties["llama-server"]["properties"]) == set(FakeOptions.model_fields)
     assert schema["additionalProperties"] is False
+
+
+def test_sampling_has_the_names_that_requests_know_good() -> None:
+    of_a_call = {"tools"}  # belongs to one conversation, not to a profile
+    assert set(Sampling.model_fields) == set(Options.__annotations__) - of_a_call
 
 
 def test_every_reference_in_the_schema_leads_somewhere_good() -> None:
