@@ -32,6 +32,7 @@ class CapturedTree(Tree):
         self.hidden = {
             f"{NODES}/{number}" for number, node in machine.get("kfd", {}).items() if node.get("hidden")
         }
+        self.overlay: dict[str, bytes | OSError] = {}  # path -> what reading it gives instead
         self._user = machine.get("user", {"name": "ada", "groups": ["ada", "render", "video"]})
 
     def read(self, path: str) -> bytes:
@@ -39,7 +40,17 @@ class CapturedTree(Tree):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if any(path.startswith(f"{node}/") for node in self.hidden):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        return super().read(path)
+        content = self.overlay.get(self.real(path))
+        if isinstance(content, OSError):
+            raise content
+        return super().read(path) if content is None else content
+
+    def real(self, path: str) -> str:
+        """Return where a path leads, from the root; only looked up when something is laid over."""
+        return os.path.relpath(os.path.realpath(self.root / path), self.root) if self.overlay else path
+
+    def exists(self, path: str) -> bool:
+        return super().exists(path) and not isinstance(self.overlay.get(self.real(path)), FileNotFoundError)
 
     def may_open(self, path: str) -> bool:
         return self.exists(path) and path not in self.denied

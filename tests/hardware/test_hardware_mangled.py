@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import errno
 import shutil
-from pathlib import Path
 
 import pytest
-from captured import NAMES, CapturedTree, Programs, load, unfold
+from captured import NAMES, CapturedTree, Programs, files, load, unfold
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,47 +36,39 @@ def check(tree: CapturedTree, run) -> None:
     assert examine(tree, run, {}, limits={}, machine=machine)
 
 
-def mangle(data: st.DataObject, path: Path, tree: CapturedTree) -> None:
-    how = data.draw(
-        st.sampled_from(["gone", "empty", "cut", "noise", "number", "folder", "loop", "denied", "fifo"])
+FAULTS = [
+    FileNotFoundError(errno.ENOENT, "No such file or directory"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    IsADirectoryError(errno.EISDIR, "Is a directory"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.ELOOP, "Too many levels of symbolic links"),
+]
+
+
+@st.composite
+def mangled(draw: st.DrawFn, content: bytes) -> bytes | OSError:
+    """Draw something else than a file's content: a fault, a part of it, noise, or another number."""
+    number = draw(st.one_of(st.integers(), st.just(10**400)))
+    name = content.split(b" ")[0]
+    return draw(
+        st.one_of(
+            st.sampled_from(FAULTS),
+            st.integers(0, len(content)).map(lambda end: content[:end]),
+            st.binary(max_size=40),
+            st.sampled_from([b"%d\n" % number, b"%b %d\n" % (name, number), b"0x%d" % number]),
+        )
     )
-    content = path.read_bytes()
-    if how == "cut":
-        path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    elif how == "noise":
-        path.write_bytes(data.draw(st.binary(max_size=40)))
-    elif how == "number":
-        number = data.draw(st.one_of(st.integers(), st.just(10**400)))
-        name = content.split(b" ")[0].decode("ascii", "replace")
-        path.write_text(data.draw(st.sampled_from([f"{number}\n", f"{name} {number}\n", f"0x{number}"])))
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "denied":
-        tree.denied.add(str(path.relative_to(tree.root)))
-    else:
-        path.unlink()
-        if how == "folder":
-            path.mkdir()
-        elif how == "loop":
-            path.symlink_to(path.name)
-        elif how == "fifo":
-            os.mkfifo(path)
 
 
-@settings(
-    deadline=None,
-    max_examples=120,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mangled_machine_is_survived_ugly(data, tmp_path):
-    root = tmp_path / "root"
-    shutil.rmtree(root, ignore_errors=True)
     name = data.draw(st.sampled_from(NAMES))
-    tree = unfold(name, root)
-    paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-    for path in data.draw(st.lists(st.sampled_from(paths), max_size=8, unique=True)):
-        mangle(data, path, tree)
+    root = tmp_path / name
+    tree = CapturedTree(root, load(name)) if root.exists() else unfold(name, root)
+    content = files(load(name))
+    for path in data.draw(st.lists(st.sampled_from(sorted(content)), max_size=8, unique=True)):
+        tree.overlay[path] = data.draw(mangled(content[path].encode()))
     check(tree, Programs(load(name)))
 
 
