@@ -123,7 +123,7 @@ def _find(text: str, directory: Path, environ: Mapping[str, str]) -> Path:
         folders.append(_expand(environ["ROCM_MODEL_DIR"], environ))
     places = list(dict.fromkeys(folder / wanted for folder in folders))
     for place in places:
-        if place.exists():
+        if os.path.exists(place):  # noqa: PTH110  # Path.exists raises where access is denied
             return place
     siblings = [each.name for place in places for each in place.parent.glob("*.gguf")]
     close = difflib.get_close_matches(wanted.name, siblings, n=1)

@@ -63,6 +63,8 @@ def test_a_missing_file_is_named_with_what_is_near_bad(tmp_path):
     with pytest.raises(NotAModel, match=r"model: llama-3-8.gguf does not exist") as caught:
         resolve(Model(gguf="llama-3-8.gguf"), directory=tmp_path, environ={})
     assert caught.value.advice == "did you mean llama-3-8b.gguf?"
+    with pytest.raises(NotAModel, match="does not exist"):
+        resolve(Model(gguf="nul\0byte"), directory=tmp_path, environ={})
     with pytest.raises(NotAModel) as caught:
         resolve(Model(gguf="other"), directory=tmp_path, environ={"ROCM_MODEL_DIR": "/nowhere"})
     assert caught.value.advice == f"looked for {tmp_path}/other and /nowhere/other"
@@ -203,6 +205,17 @@ def test_a_packaged_model_is_put_together_once_good(package):
     assert package.assembled(progress=lambda *each: seen.append(each)) == found
     assert seen == []
     assert found.stat() == before
+
+
+def test_the_file_is_moved_to_its_name_when_whole_good(package):
+    partial, inodes = package.file.with_name("model.gguf.partial"), set()
+
+    def progress(done, total):
+        assert not package.file.exists()
+        inodes.add(partial.stat().st_ino)
+
+    package.assembled(progress=progress)
+    assert inodes == {package.file.stat().st_ino}
 
 
 def test_a_touched_file_is_verified_and_kept_good(package):
