@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "ground": (
-        "backend", "gguf_*", "hardware", "home", "leftovers", "model_files", "model_package", "profile",
+        "backend", "gguf_*", "hardware", "home", "leftovers", "log", "model_files", "model_package", "profile",
         "profile_*", "yaml_*",
     ),
     "sse": ("sse",),

@@ -1,0 +1,94 @@
+"""Write the reference pages that come from the code, or with ``--check`` say which are stale.
+
+docs/reference/commands.md           the help of every command
+docs/reference/profile.schema.json   the schema of a profile, for editors
+docs/reference/schemas/*.json        the schema of what each command prints with --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from typer.testing import CliRunner
+
+from orchestrator.cli import documents
+from orchestrator.cli.app import app
+from orchestrator.profile import json_schema
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+SCHEMAS = REFERENCE / "schemas"
+
+INTRODUCTION = """\
+# Commands
+
+<!-- made by `make docs` from the commands themselves -->
+
+Results go to stdout, everything else to stderr. With `--json` a command prints one JSON document on stdout
+and nothing else there; what it holds is in [schemas](schemas).
+
+| exit code | means |
+|---|---|
+| 0 | done |
+| 1 | a fault of ours |
+| 2 | a mistake on the command line, in a profile, or about a model |
+| 3 | an engine is missing, failed to start, or was given up |
+| 4 | a request failed |
+| 5 | two measurements can't be compared |
+| 130 | interrupted |
+"""
+
+
+def commands() -> str:
+    """Return the page of all commands: what each says when asked for help."""
+    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    sections = [_help(f"orchestrator {name}", [name]) for name in names]
+    return "\n".join([INTRODUCTION, _help("orchestrator", []), *sections])
+
+
+def _help(title: str, path: list[str]) -> str:
+    shown = CliRunner().invoke(app, [*path, "--help"], prog_name="orchestrator", env={"COLUMNS": "80"})
+    return f"## {title}\n\n```text\n{shown.output.strip()}\n```\n"
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield every generated page with the text it should have."""
+    yield REFERENCE / "commands.md", commands()
+    yield REFERENCE / "profile.schema.json", _json(json_schema())
+    for name, shape in documents.ALL.items():
+        yield SCHEMAS / f"{name}.json", _json(msgspec.json.schema(shape))
+
+
+def _json(document: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def main() -> int:
+    """Write the pages, or compare them; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is stale")
+    checking = parser.parse_args().check
+    wanted = dict(pages())
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    extra = [path for path in SCHEMAS.glob("*.json") if path not in wanted]
+    if checking:
+        for path in stale + extra:
+            print(f"docs: {path.relative_to(ROOT)} is stale; run make docs", file=sys.stderr)
+        return 1 if stale or extra else 0
+    for path in extra:
+        path.unlink()
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path])
+        print(f"docs: wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
