@@ -37,7 +37,6 @@ from orchestrator.errors import (
     GaveUp,
     OrchestratorError,
     PortTaken,
-    StartCancelled,
     StartError,
     StopFailed,
     describe_exit,
@@ -165,6 +164,8 @@ class SubprocessBackend:
                     raise StopFailed(
                         f"{life.title}: still {self.state}", survivors=(), profile=self.profile.name
                     )
+            if thread is None and self.state is State.STUCK:
+                self._look_again()
             if self.state is State.STUCK and life.error is not None:
                 raise life.error
             if self.state is State.FAILED:
@@ -214,6 +215,17 @@ class SubprocessBackend:
             with contextlib.suppress(RuntimeError):  # the loop has just ended
                 self._loop.call_soon_threadsafe(self._hear_stop)
 
+    def _look_again(self) -> None:
+        """Stuck leads to stopped once what survived is gone; the condition is held."""
+        child, folder = self.life.child, self.life.folder
+        if child is None or folder is None:
+            return
+        gone = not leftovers.end(child.pid, child.cookie, child.known, patience=1)
+        if gone and (child.gpus is None or child.gpus.look(child.ever).back):
+            folder.release(remove=folder.temporary)
+            self.life.child = self.life.error = None
+            self.life.become(State.STOPPED)
+
     def _hear_stop(self) -> None:
         """On the supervisor's loop: call its task off once, and hasten a stop that is under way."""
         if self._hasten is not None and self.life.child is not None:
@@ -229,7 +241,7 @@ class SubprocessBackend:
         try:
             asyncio.run(self._own(plan))
         except asyncio.CancelledError:
-            error = StartCancelled(f"{self.life.title}: stopped", profile=self.profile.name)
+            pass  # as asked
         except StopFailed as fault:
             final, error = State.STUCK, fault
         except OrchestratorError as fault:
@@ -238,10 +250,11 @@ class SubprocessBackend:
             log.exception("supervisor_failed", profile=self.profile.name)
             final, error = State.FAILED, OrchestratorError(f"{self.life.title}: internal fault: {fault!r}")
         with self.life.changed:
-            self._loop = self._task = self._thread = self.life.child = self.life.ready_at = None
+            self._loop = self._task = self._thread = self.life.ready_at = None
             self.life.error, self.life.stage = error, ""
             self._lease.drop()
             if final is not State.STUCK:
+                self.life.child = None
                 folder.release(remove=folder.temporary and final is State.STOPPED)
             told = {} if final is State.STOPPED else {"error": str(error), "advice": error and error.advice}
             self.life.become(final, **told)

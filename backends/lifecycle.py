@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from orchestrator.backend import Endpoint, Event, State
-from orchestrator.errors import BackendError, OrchestratorError, StartTimeout
+from orchestrator.errors import OrchestratorError, StartCancelled, StartTimeout
+from orchestrator.log import get_logger
 
 if TYPE_CHECKING:
     from backends.process import Child
     from orchestrator.home import RunFolder
     from orchestrator.profile import Profile
 
-log = structlog.get_logger("orchestrator.backend")
+log = get_logger("orchestrator.backend")
 
 ALIVE = (State.STARTING, State.READY, State.RESTARTING)
 TAIL_LINES = 20
@@ -83,8 +82,8 @@ class Lifecycle:
                 if self.state is State.READY and self.current is not None:
                     return self.current
                 if self.state not in ALIVE:
-                    raise self.error or BackendError(
-                        f"{self.title}: is {self.state}", profile=self.profile.name, advice="start it first"
+                    raise self.error or StartCancelled(
+                        f"{self.title}: is {self.state}", profile=self.profile.name, advice="start it again"
                     )
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:

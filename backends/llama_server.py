@@ -35,8 +35,9 @@ class Options(BaseModel):
     split_mode: Literal["none", "layer", "row"] | None = Field(
         None, description="how several cards share a model"
     )
-    mmap: bool = Field(True, description="map the model file instead of reading it")
-    mlock: bool = Field(False, description="keep the model in memory")
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = Field(
+        None, description="how the model file gets into memory"
+    )
 
 
 class LlamaServer(SubprocessBackend):
@@ -133,11 +134,9 @@ class LlamaServer(SubprocessBackend):
             argv += ["--mmproj", str(plan.mmproj_path)]
         for path in plan.lora_paths:
             argv += ["--lora", str(path)]
-        for flag in ("threads", "threads_batch", "batch_size", "ubatch_size", "split_mode"):
+        for flag in ("threads", "threads_batch", "batch_size", "ubatch_size", "split_mode", "load_mode"):
             if (value := getattr(options, flag)) is not None:
                 argv += [f"--{flag.replace('_', '-')}", str(value)]
-        argv += [] if options.mmap else ["--no-mmap"]
-        argv += ["--mlock"] if options.mlock else []
         return Command(
             (*argv, *profile.args), {**plan.device.env, **profile.env}, (*self.unset, *plan.device.unset)
         )

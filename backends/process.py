@@ -106,8 +106,8 @@ def owns_port(pids: Sequence[int], port: int) -> bool:
     """Say whether one of `pids` holds the socket that listens on a port."""
     links = {f"socket:[{inode}]" for inode in listeners(port)}
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
                 with contextlib.suppress(OSError):
                     if os.readlink(entry.path) in links:  # noqa: PTH115 - a socket is not a path
                         return True

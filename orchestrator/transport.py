@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import structlog
 
 from orchestrator.chunks import bad_status, json_or_text
 from orchestrator.errors import ProtocolError, RequestError, Stalled, Unreachable
+from orchestrator.log import get_logger
 from orchestrator.tokens import Metrics, Token
 from orchestrator.wire import Stream
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 
-log = structlog.get_logger("orchestrator.model")
+log = get_logger("orchestrator.model")
 
 
 class Call:

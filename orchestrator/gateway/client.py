@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import structlog
 from aiohttp.http import HttpVersion11
 from aiohttp.streams import StreamReader
 
 from orchestrator.gateway.wire import (
+    BODILESS,
     CONTINUE,
     LAST_CHUNK,
     Failure,
@@ -20,17 +21,38 @@ from orchestrator.gateway.wire import (
     answer_head,
     request_parser,
 )
+from orchestrator.log import get_logger
 
 if TYPE_CHECKING:
     from orchestrator.gateway.server import Gateway
 
-log = structlog.get_logger()
+log = get_logger("orchestrator.gateway")
 
 MAX_PIPELINED = 16
-IDLE_S = 75.0  # between requests
-READ_S = 30.0  # for a head, and between two pieces of a body
-WRITE_S = 60.0  # for a client that reads nothing of what waits for it
-LINGER_S = 2.0  # for a refused client to read the refusal before its unread body resets the connection
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take; sizes in bytes, times in seconds.
+
+    Attributes:
+        body: the largest body of a request.
+        bodies: all bodies together that are held at once.
+        clients: connections at once.
+        idle: a connection between two requests.
+        read: a request's head, and the pause between two pieces of its body.
+        write: a client that reads nothing of what waits for it.
+        linger: a refused client, to read the refusal before its unread body resets the connection.
+
+    """
+
+    body: int = 32 * 2**20
+    bodies: int = 256 * 2**20
+    clients: int = 1024
+    idle: float = 75.0
+    read: float = 30.0
+    write: float = 60.0
+    linger: float = 2.0
 
 
 class Handler(Protocol):
@@ -63,6 +85,7 @@ class Client(asyncio.Protocol):
         self.deadline = 0.0
         self._gateway = gateway
         self._loop = gateway.loop
+        self._limits = gateway.limits
         self._parser = request_parser(gateway.loop)
         self._pending: deque[tuple[RequestMessage, StreamReader]] = deque()
         self._message: RequestMessage | None = None
@@ -82,7 +105,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
-        self.deadline = self._loop.time() + READ_S
+        self.deadline = self._loop.time() + self._limits.read
         if not self._gateway.admit(self):
             self._deaf = True
             self._transport.abort()
@@ -100,7 +123,7 @@ class Client(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Pass the client's slowness on to whoever writes."""
         self.paused = True
-        self.deadline = self._loop.time() + WRITE_S
+        self.deadline = self._loop.time() + self._limits.write
         if self._handler is not None:
             self._handler.pause()
 
@@ -130,7 +153,7 @@ class Client(asyncio.Protocol):
         if self._message is None:
             if not self._pending and not self._partial:
                 self._partial = True
-                self.deadline = self._loop.time() + READ_S
+                self.deadline = self._loop.time() + self._limits.read
             self._next()
         elif self._payload is not None:
             self._collect()
@@ -179,7 +202,7 @@ class Client(asyncio.Protocol):
                 self.fail(failure)
                 return
         if not payload.is_eof():
-            self.deadline = self._loop.time() + READ_S
+            self.deadline = self._loop.time() + self._limits.read
             return
         self._payload = None
         self.deadline = 0.0
@@ -203,14 +226,15 @@ class Client(asyncio.Protocol):
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of an answer that has to wait; a fault of ours in it is answered with 500."""
 
-        async def guarded() -> None:
-            try:
-                await work
-            except Exception:
-                log.exception("gateway.fault")
+        def ended(task: asyncio.Task[None]) -> None:
+            fault = None if task.cancelled() else task.exception()
+            if fault is not None:
+                log.error("gateway.fault", exc_info=fault)
                 self.fail(Failure(500, "gateway: internal fault, see the log", "server_error", "internal"))
 
-        return self._loop.create_task(guarded())
+        task = self._loop.create_task(work)
+        task.add_done_callback(ended)
+        return task
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -230,7 +254,7 @@ class Client(asyncio.Protocol):
     def begin(self, status: int, headers: Headers, length: int | None) -> None:
         """Send the head of an answer that comes in pieces; without a length its end is marked."""
         self._settle()
-        if length is not None:
+        if length is not None or status in BODILESS:
             self._chunked = False
         elif not self._chunked:
             self._close = True
@@ -264,14 +288,14 @@ class Client(asyncio.Protocol):
         if self._close or self._gateway.stopping:
             self._deaf = True
             self._pending.clear()
-            self.deadline = self._loop.time() + (LINGER_S if self._unread else WRITE_S)
+            self.deadline = self._loop.time() + (self._limits.linger if self._unread else self._limits.write)
             if self._unread and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
                 self._transport.close()
             return
         if not self.paused:
-            self.deadline = self._loop.time() + IDLE_S
+            self.deadline = self._loop.time() + self._limits.idle
         self._next()
 
     # -- limits and the end -----------------------------------------------------------------------

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from orchestrator.gateway.engine import Link, Pool
 from orchestrator.gateway.route import Route
 from orchestrator.gateway.wire import Failure, RequestMessage, ResponseMessage, request_head
+from orchestrator.log import get_logger
 
 if TYPE_CHECKING:
     from orchestrator.gateway.client import Client
 
-log = structlog.get_logger()
+log = get_logger("orchestrator.gateway")
 
 MAX_WAITING = 256
 # A JSON answer up to this size is passed on when it is whole, so that an engine that dies within it

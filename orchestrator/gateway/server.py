@@ -8,19 +8,16 @@ import errno
 import time
 from collections.abc import Mapping
 
-import structlog
-
 from orchestrator.errors import PortTaken, Problem, ProfileError, StartError
-from orchestrator.gateway.client import Client, Handler
+from orchestrator.gateway.client import Client, Handler, Limits
 from orchestrator.gateway.dispatch import Dispatcher
 from orchestrator.gateway.guard import Guard, bracketed, is_loopback
 from orchestrator.gateway.route import Route, Upstream
 from orchestrator.gateway.wire import Failure, RequestMessage
+from orchestrator.log import get_logger
 
-log = structlog.get_logger()
+log = get_logger("orchestrator.gateway")
 
-MAX_BODY = 32 * 2**20
-MAX_CLIENTS = 1024
 SWEEP_S = 1.0
 BEAT_S = 15.0
 
@@ -34,7 +31,7 @@ class Gateway:
         port: port to listen on; 0 takes a free one.
         api_key: what clients must send as a bearer token, or None.
         wait_s: seconds for which a request waits for an engine that loads or restarts.
-        max_body: largest body of a request, bytes.
+        limits: what one client may take.
 
     Raises:
         ProfileError: `host` is beyond loopback and there is no key.
@@ -49,7 +46,7 @@ class Gateway:
         port: int = 8080,
         api_key: str | None = None,
         wait_s: float = 120.0,
-        max_body: int = MAX_BODY,
+        limits: Limits | None = None,
     ) -> None:
         host = host.strip("[]")
         if not is_loopback(host) and not api_key:
@@ -65,7 +62,7 @@ class Gateway:
         self._host = "127.0.0.1" if host == "localhost" else host
         self.port = port
         self.stopping = False
-        self._max_body = max_body
+        self.limits = limits or Limits()
         self._guard = Guard(host, api_key)
         self._upstreams = dict(upstreams)
         self._dispatcher = Dispatcher(wait_s, self._about)
@@ -169,7 +166,7 @@ class Gateway:
 
     def admit(self, client: Client) -> bool:
         """Count a connection in, or say that there are too many."""
-        if self.stopping or len(self._clients) >= MAX_CLIENTS:
+        if self.stopping or len(self._clients) >= self.limits.clients:
             return False
         self._clients.add(client)
         return True
@@ -183,9 +180,9 @@ class Gateway:
     def hold_body(self, size: int, total: int) -> Failure | None:
         """Count bytes of a body that is being read; returns why there may not be more."""
         self._held += size
-        if total > self._max_body:
+        if total > self.limits.body:
             return self._too_large
-        if self._held > max(4 * self._max_body, 256 * 2**20):
+        if self._held > self.limits.bodies:
             return Failure(
                 503, "gateway: too many large requests at once", "server_error", "overloaded", retry_after=5
             )
@@ -198,7 +195,7 @@ class Gateway:
     @property
     def _too_large(self) -> Failure:
         return Failure(
-            413, f"gateway: the request is larger than {self._max_body} bytes", code="request_too_large"
+            413, f"gateway: the request is larger than {self.limits.body} bytes", code="request_too_large"
         )
 
     def refusal(self, message: RequestMessage) -> Failure | None:
@@ -214,7 +211,7 @@ class Gateway:
         if message.headers.get("Content-Encoding", "identity").lower() != "identity":
             return Failure(415, "gateway: a compressed request is not supported", code="content_encoding")
         length = message.headers.get("Content-Length")
-        if length is not None and int(length) > self._max_body:
+        if length is not None and int(length) > self.limits.body:
             return self._too_large
         return None
 
@@ -229,10 +226,13 @@ class Gateway:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for client in [client for client in self._clients if 0 < client.deadline < now]:
-            client.expire()
+        self._sweep_once(now)
         if now > self._beat_at:
             self._beat_at = now + BEAT_S
             for feed in self._dispatcher.feeds:
                 feed.beat()
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep_once(self, now: float) -> None:
+        for client in [client for client in self._clients if 0 < client.deadline < now]:
+            client.expire()
