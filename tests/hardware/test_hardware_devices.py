@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from captured import NAMES, Programs, load, unfold
 
@@ -91,6 +93,8 @@ def test_card_and_named_integrated_gpu_fall_back_to_indices_good(machine):
 
 @pytest.mark.parametrize("machine", ["7800x3d-then-rx7800xt"], indirect=True)
 def test_vulkan_counts_discrete_cards_first_good(machine):
+    integrated, card = machine.gpus
+    machine = replace(machine, gpus=(replace(integrated, pci="0000:01:00.0"), card))
     assert pick(machine, supported=VULKAN).env == {"GGML_VK_VISIBLE_DEVICES": "0"}
     assert pick(machine, supported=VULKAN, gpus=[1]).gpus[0].integrated
 

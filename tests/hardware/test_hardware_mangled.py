@@ -60,7 +60,11 @@ def mangled(draw: st.DrawFn, content: bytes) -> bytes | OSError:
     )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_mangled_machine_is_survived_ugly(data, tmp_path):
     name = data.draw(st.sampled_from(NAMES))
@@ -72,7 +76,11 @@ def test_mangled_machine_is_survived_ugly(data, tmp_path):
     check(tree, Programs(load(name)))
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(out=st.text(), code=st.sampled_from([0, 1, 2, None]))
 def test_any_answer_of_nvidia_smi_is_survived_ugly(out, code, tmp_path):
     root = tmp_path / "root"
