@@ -1,6 +1,7 @@
 """The stable OpenAI-compatible address in front of the engines."""
 
+from orchestrator.gateway.client import Limits
 from orchestrator.gateway.route import Upstream
 from orchestrator.gateway.server import Gateway
 
-__all__ = ["Gateway", "Upstream"]
+__all__ = ["Gateway", "Limits", "Upstream"]

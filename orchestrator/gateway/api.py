@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,21 +44,18 @@ def health(routes: Mapping[str, Route]) -> tuple[int, dict[str, Any]]:
     return (200 if ready else 503), {"status": "ok" if ready else "unavailable", "profiles": states}
 
 
-async def status(routes: Mapping[str, Route], gateway: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of ``/api/status``; engines are asked in threads, as they may take a moment."""
-    asked = [asyncio.to_thread(route.upstream.status) for route in routes.values()]
-    return {"gateway": dict(gateway), "profiles": await asyncio.gather(*asked)}
+class Status:
+    """Answers ``/api/status``; called off when the client goes."""
 
-
-class Answering:
-    """Answers one request from a coroutine, and is called off when the client goes."""
-
-    def __init__(self, client: Client, work: Coroutine[Any, Any, object]) -> None:
+    def __init__(self, client: Client, routes: Mapping[str, Route], about: Mapping[str, object]) -> None:
         self._client = client
-        self._task = client.run(self._answer(work))
+        self._task = client.run(self._answer(routes, about))
 
-    async def _answer(self, work: Coroutine[Any, Any, object]) -> None:
-        self._client.answer(200, JSON, encode(await work))
+    async def _answer(self, routes: Mapping[str, Route], about: Mapping[str, object]) -> None:
+        # engines are asked in threads, as they may take a moment
+        asked = [asyncio.to_thread(route.upstream.status) for route in routes.values()]
+        value = {"gateway": about, "profiles": await asyncio.gather(*asked)}
+        self._client.answer(200, JSON, encode(value))
 
     def client_gone(self) -> None:
         """Call the work off."""

@@ -69,7 +69,7 @@ class Dispatcher:
         if path == "/api/events":
             client.answer(200, api.EVENTS, b"")
         elif path == "/api/status":
-            return api.Answering(client, api.status(self.routes, self._about()))
+            return api.Status(client, self.routes, self._about())
         elif path == "/health":
             status, health = api.health(self.routes)
             client.answer(status, api.JSON, api.encode(health))

@@ -54,7 +54,7 @@ _NOT_FOR_ENGINE = _HOP_BY_HOP | {
 # Engines answer with CORS headers of their own; a page from elsewhere must not read our answers.
 _NOT_FOR_CLIENT = _HOP_BY_HOP | {b"content-length", b"set-cookie"}
 _CORS = b"access-control-"
-_BODILESS = {204, 304}
+BODILESS = {204, 304}
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -132,7 +132,7 @@ def answer_head(status: int, headers: Headers, *, length: int | None, chunked: b
     """Return the head of an answer to a client; neither a length nor chunked means until the end."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"Unknown"))]
     lines += _passing(headers, _NOT_FOR_CLIENT)
-    if status not in _BODILESS:
+    if status not in BODILESS:
         if length is not None:
             lines.append(b"Content-Length: %d\r\n" % length)
         elif chunked:
