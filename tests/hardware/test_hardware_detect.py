@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from captured import NAMES, NODES, Programs, load, unfold, write
 
 from orchestrator.hardware import Machine, Ran, Tree, detect
+from tests.hardware.captured import NAMES, NODES, Programs, load, unfold, write
 
 
 def seen(name: str, root) -> Machine:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from captured import NAMES, Programs, load, unfold
 
 from orchestrator.errors import DeviceMissing
 from orchestrator.hardware import MASKS, Gpu, Machine, choose, detect
+from tests.hardware.captured import NAMES, Programs, load, unfold
 
 ROCM = frozenset({"cpu", "rocm"})
 CUDA = frozenset({"cpu", "cuda"})

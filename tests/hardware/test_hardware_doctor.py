@@ -6,11 +6,11 @@ import socket
 import sys
 
 import pytest
-from captured import NAMES, Programs, load, unfold, write
 
 from orchestrator.backend import Binary
 from orchestrator.doctor import Engine, blocked, examine, exit_code, look_at
 from orchestrator.hardware import Ran, parse_llama_devices
+from tests.hardware.captured import NAMES, Programs, load, unfold, write
 
 ROCM = Engine(
     "llama-server",

@@ -7,13 +7,13 @@ import errno
 import shutil
 
 import pytest
-from captured import NAMES, CapturedTree, Programs, files, load, unfold
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.doctor import examine
 from orchestrator.errors import DeviceMissing
 from orchestrator.hardware import GpuMemory, Ran, Watch, choose, detect
+from tests.hardware.captured import NAMES, CapturedTree, Programs, files, load, unfold
 
 KINDS = frozenset({"cpu", "rocm", "cuda", "vulkan"})
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from captured import Programs, load, unfold, write
 
 from orchestrator.hardware import GpuMemory, Snapshot, Watch, detect, unreturned
+from tests.hardware.captured import Programs, load, unfold, write
 
 MIB = 1 << 20
 USED = "sys/devices/pci0000:00/0000:43:00.0/mem_info_vram_used"
