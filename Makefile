@@ -7,6 +7,7 @@ PYTHON ?= python3
 PROFILE ?= profiles/gemma.yaml
 ARGS ?=
 BIN := .venv/bin
+BENCHMARKS := benchmarks/gguf_header.py
 
 .PHONY: help install up test check bench docs lock clean
 
@@ -31,8 +32,8 @@ check: install ## Formatting, lint, types, layers and generated pages; changes n
 	$(BIN)/python -m pytest --quiet tests/test_layers.py tests/test_repository.py
 	$(BIN)/python tools/docs.py --check
 
-bench: install ## Measure what this software adds to the bare engine (benchmarks/bench_*.py), some minutes
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit; done
+bench: install ## Measure what this software adds to the bare engine, some minutes
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit; done
 
 docs: install ## Generate the pages that come from the code
 	$(BIN)/python tools/docs.py
