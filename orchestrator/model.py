@@ -170,8 +170,8 @@ class TextModel(_Model):
                 query = next(walk)
                 while True:
                     known: dict[int, float] = {}
-                    while questions := classify.questions(query, known):
-                        for options in questions:
+                    for _ in range(2):  # the likeliest tokens first, then those that were not among them
+                        for options in classify.questions(query, known):
                             known |= classify.found(list(ask(query.prompt, options)))
                     query = walk.send(known)
             except StopIteration as done:
@@ -260,8 +260,8 @@ class AsyncTextModel(_Model):
                 query = next(walk)
                 while True:
                     known: dict[int, float] = {}
-                    while questions := classify.questions(query, known):
-                        for options in questions:
+                    for _ in range(2):  # the likeliest tokens first, then those that were not among them
+                        for options in classify.questions(query, known):
                             known |= classify.found([token async for token in ask(query.prompt, options)])
                     query = walk.send(known)
             except StopIteration as done:

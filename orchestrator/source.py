@@ -170,14 +170,14 @@ def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
     """
     import httpx
 
-    from orchestrator.clients import client_options
+    from orchestrator.clients import sync_client
 
     base = base_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with httpx.Client(
-            base_url=base, headers=headers, timeout=PROBE_TIMEOUT, **client_options(base)
-        ) as client:
+        with sync_client(base) as client:
+            client.base_url, client.timeout = httpx.URL(base), httpx.Timeout(PROBE_TIMEOUT)
+            client.headers.update(headers)
             listed = _json(client.get("/v1/models"))
             props = _optional(client, "/props")
             version = _optional(client, "/version")
@@ -186,7 +186,7 @@ def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
             f"connect: {base}: {error or type(error).__name__}",
             advice="check the address, and that the server runs",
         ) from error
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise Unreachable(
             f"connect: {url}: {error}", advice="give an address such as http://127.0.0.1:8080"
         ) from error

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import httpcore
 import httpx
 
 from orchestrator.chunks import bad_status, json_or_text
@@ -244,13 +245,11 @@ class Call:
         return self.stream.metrics(self.sent_ns, self.end_ns or time.perf_counter_ns(), memory)
 
 
-def _timed_out(error: BaseException | None) -> bool:
-    """Whether a timeout is at the root; httpx-aiohttp calls dropped connections ConnectTimeout too."""
-    while error is not None:
-        if isinstance(error, TimeoutError):
-            return True
-        error = error.__cause__
-    return False
+def _timed_out(error: Exception) -> bool:
+    """Whether a deadline has passed; httpx-aiohttp says ConnectTimeout for dropped connections as well."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return isinstance(error.__cause__, TimeoutError | httpcore.ConnectTimeout)
+    return isinstance(error, httpx.TimeoutException)
 
 
 def _shut_down(connection: socket.socket) -> None:
