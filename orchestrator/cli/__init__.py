@@ -1,0 +1,65 @@
+"""The command line: one small module a command, and the only place that prints.
+
+`main` is what ``orchestrator`` runs. Modules that cost time are imported by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code.
+
+    Args:
+        argv: arguments without the program's name; default: this process's.
+
+    """
+    from orchestrator.cli import console, faults
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
+    try:
+        return _run(arguments)
+    except console.ReaderGone:
+        return faults.READER_GONE
+    except KeyboardInterrupt:
+        return faults.INTERRUPTED
+    except Exception as error:
+        if faults.debugging():
+            raise
+        found = _usage_fault(error) or faults.describe(error)
+        console.err(faults.render(found))
+        if as_json:
+            console.document({"error": found})
+        return int(found["exit_code"])
+
+
+def _run(arguments: list[str]) -> int:
+    from orchestrator.cli.app import app
+
+    result = app(args=arguments, prog_name="orchestrator", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _usage_fault(error: Exception) -> dict[str, object] | None:
+    """Return what typer found wrong with the command line."""
+    show = getattr(error, "format_message", None)
+    if show is None:
+        return None
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "orchestrator"
+    return {
+        "type": "UsageError",
+        "message": f"{command}: {_lowered(str(show()))}",
+        "advice": f"{command} --help",
+        "exit_code": getattr(error, "exit_code", 2),
+    }
+
+
+def _lowered(message: str) -> str:
+    first = message.strip().rstrip(".")
+    return first[:1].lower() + first[1:]

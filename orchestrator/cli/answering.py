@@ -1,0 +1,108 @@
+"""A model for the time of one command: one that runs already, else an engine of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli import loading, logs_setup, services
+
+if TYPE_CHECKING:
+    from orchestrator.model import TextModel
+    from orchestrator.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What answers.
+
+    Attributes:
+        text: the model.
+        name: the profile's name.
+        backend: the engine's name.
+        load_s: seconds from the launch until it was ready; None when it ran already.
+
+    """
+
+    text: TextModel
+    name: str
+    backend: str
+    load_s: float | None
+
+
+@contextlib.contextmanager
+def model(path: str, sets: list[str] | None, backend: str | None) -> Iterator[Model]:
+    """Give a model; what had to be started for it is stopped at the end, twice as fast when asked twice."""
+    logs_setup.configure()
+    profile = loading.load_all([path], sets, backend)[0]
+    running = None if sets else _running(profile)
+    if running is not None:
+        with contextlib.closing(running) as text:
+            yield Model(text, profile.name, profile.backend, None)
+        return
+    engine = loading.make_backend(profile)
+    try:
+        load_s = _start(engine)
+        from orchestrator.model import TextModel
+
+        text = TextModel(engine)
+        yield Model(text, profile.name, profile.backend, load_s)
+        text.close()
+    finally:
+        try:
+            engine.stop()
+        except KeyboardInterrupt:
+            engine.stop(0)
+            raise
+
+
+def _start(engine: Any) -> float:
+    """Start an engine and show how it loads on a terminal; returns the seconds."""
+    from orchestrator.cli import progress
+
+    shown = progress.choose()
+    began = time.monotonic()
+    if isinstance(shown, progress.Live):
+        unsubscribe = engine.subscribe(lambda event: shown.hear(progress.of_event(event)))
+    else:
+        unsubscribe = lambda: None  # noqa: E731 - nobody watches
+    try:
+        engine.start()
+    finally:
+        unsubscribe()
+        shown.close()
+    return time.monotonic() - began
+
+
+def _running(profile: Profile) -> TextModel | None:
+    """Return a model on the engine that `up` serves from the same file; None when there is none."""
+    from orchestrator import source as sources
+    from orchestrator.backend import Endpoint, find
+    from orchestrator.model import TextModel
+
+    for service in services.running():
+        for status in service.backends:
+            if (
+                status["name"] == profile.name
+                and status["backend"] == profile.backend
+                and status["state"] in {"starting", "ready", "restarting"}
+                and Path(status["profile"]) == profile.source
+                and service.url is not None
+            ):
+                key = os.environ.get(service.api_key_env) if service.api_key_env else None
+                url = (
+                    sources.base_url(service.url)
+                    .replace("//0.0.0.0:", "//127.0.0.1:")
+                    .replace("//[::]:", "//[::1]:")
+                )
+                endpoint = Endpoint(url, key, profile.name, find(profile.backend).dialect)
+                return TextModel(
+                    sources.Server(endpoint, sources.settings(SimpleNamespace(profile=profile)))  # type: ignore[arg-type]
+                )
+    return None

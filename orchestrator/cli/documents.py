@@ -1,0 +1,200 @@
+"""The shape of every document that ``--json`` prints; docs/reference/schemas is made from here.
+
+Sizes are in bytes, times in seconds, rates in tokens a second. A field that is null is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON object with exactly these fields."""
+
+
+class Problem(Document):
+    """One fault in a profile. `line` and `column` are 1-based, 0 when there is none."""
+
+    where: str
+    line: int
+    column: int
+    key: str
+    message: str
+
+
+class Fault(Document, omit_defaults=True):
+    """Why a command failed; which of the optional fields are there depends on `type`."""
+
+    type: str
+    message: str
+    exit_code: int
+    advice: str | None
+    problems: list[Problem] = []
+    profile: str | None = None
+    log_tail: list[str] = []
+    code: int | None = None
+    signal: int | None = None
+    attempts: int | None = None
+    survivors: list[int] = []
+    status: int | None = None
+    partial: str | None = None
+
+
+class Error(Document):
+    """What any command prints with ``--json`` when it fails."""
+
+    error: Fault
+
+
+class Checked(Document):
+    """One profile's file: its name when it is right, else what is wrong."""
+
+    path: str
+    ok: bool
+    name: str | None
+    problems: list[Problem]
+
+
+class Check(Document):
+    """`check --json`."""
+
+    ok: bool
+    profiles: list[Checked]
+
+
+class Running(Document):
+    """One entry of the list that `ps --json` prints.
+
+    `pid` is the owner's: `orchestrator up`, or a Python program. Of the latter only the record is known.
+    """
+
+    name: str
+    profile: str | None
+    backend: str | None
+    state: str | None
+    pid: int
+    engine_pids: list[int]
+    url: str | None
+    uptime_s: float | None
+    restarts: int | None
+    memory: int | None
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Running:
+        """Take from a backend's status what is shown."""
+        return cls(**{name: status.get(name) for name in cls.__struct_fields__})
+
+
+class Usage(Document):
+    """Tokens as the server counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class Run(Document):
+    """`run --json`. `load_s` is null when an engine that ran already has answered."""
+
+    text: str
+    finish_reason: str | None
+    usage: Usage | None
+    ttft_s: float | None
+    decode_tok_s: float | None
+    prefill_tok_s: float | None
+    load_s: float | None
+    model: str
+    backend: str
+
+
+class Binary(Document):
+    """The engine's program and where it was found."""
+
+    argv: list[str]
+    source: str
+
+
+class Model(Document):
+    """The model's file and what it says of itself."""
+
+    path: str
+    id: str
+    architecture: str | None
+    name: str | None
+    parameters: int | None
+    quantisation: str | None
+    file_size: int | None
+    layers: int | None
+    native_context: int | None
+    vocabulary: int | None
+    chat_template: bool | None
+
+
+class Environment(Document):
+    """How the engine's environment differs from ours; a trailing * removes every name that begins so."""
+
+    set: dict[str, str]
+    removed: list[str]
+
+
+class Device(Document):
+    """What computes."""
+
+    kind: str
+    gpus: list[dict[str, Any]]
+
+
+class Memory(Document):
+    """An estimate, in bytes; null where nobody can tell."""
+
+    weights: int | None
+    kv_cache: int | None
+    total: int | None
+    source: str
+
+
+class Plan(Document):
+    """`plan --json`."""
+
+    profile: dict[str, Any]
+    backend: str
+    binary: Binary
+    model: Model
+    argv: list[str]
+    environment: Environment
+    context: int
+    context_source: str
+    slots: int
+    device: Device
+    memory: Memory
+    notes: list[str]
+
+
+class Finding(Document):
+    """One thing that `doctor` looked at."""
+
+    area: str
+    status: str
+    message: str
+    advice: str | None
+
+
+class Doctor(Document):
+    """`doctor --json`."""
+
+    ok: bool
+    findings: list[Finding]
+
+
+ALL: Mapping[str, Any] = {
+    "error": Error,
+    "check": Check,
+    "ps": list[Running],
+    "run": Run,
+    "plan": Plan,
+    "doctor": Doctor,
+}
+"""File name in docs/reference/schemas -> the document's type."""

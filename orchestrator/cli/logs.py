@@ -1,0 +1,160 @@
+"""``orchestrator logs``: what engines wrote, across the rotation of their files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.home import RunFolder
+
+READ = 1 << 16
+LOOKS = 3  # a rotation may pass between listing the files and looking at them
+LOOK = 0.1  # seconds between two looks at files that grow; the kernel tells us nothing without inotify
+
+
+def logs(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: everything that runs.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the engine's owner ends.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="The last N lines; default: all.")
+    ] = None,
+) -> None:
+    """Show engines' logs, of those that have ended too when they are named."""
+    from orchestrator.cli import console
+
+    sources = [Source(folder) for folder in _folders(names)]
+    if not sources:
+        console.err("nothing runs; name one to see its last log")
+        return
+    width = max(len(source.name) for source in sources)
+    for source in sources:
+        source.prefix = f"{source.name:{width}} | ".encode() if len(sources) > 1 else b""
+        for lines in source.last(tail):
+            _write(lines)
+    while follow and sources:
+        # asked before the read: what was written before its owner ended is still read after
+        alive = [source for source in sources if source.folder.held]
+        grown = [lines for source in sources for lines in source.more()]
+        for lines in grown:
+            _write(lines)
+        sources = alive
+        if not grown and sources:
+            time.sleep(LOOK)
+
+
+def _folders(names: list[str] | None) -> list[RunFolder]:
+    from orchestrator.cli.faults import UsageError
+    from orchestrator.home import home, run_folders
+
+    folders = [folder for folder in run_folders(home()) if folder.log.exists() or folder.held]
+    if not names:
+        return [folder for folder in folders if folder.held]
+    found = []
+    for name in dict.fromkeys(names):
+        matching = [folder for folder in folders if name in {folder.name, folder.name.partition("~")[0]}]
+        if not matching:
+            raise UsageError(f"logs: {name} has no log", advice="see `orchestrator ps`")
+        found += matching
+    return found
+
+
+def _write(data: bytes) -> None:
+    from orchestrator.cli import console
+
+    console.raw(data)
+
+
+class Source:
+    """One engine's log files, read like one file that never ends."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.prefix = b""
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def _files(self) -> list[Path]:
+        """Return the files there are, the oldest first."""
+        number = 1
+        while self._numbered(number).exists():
+            number += 1
+        return [*(self._numbered(older) for older in range(number - 1, 0, -1)), self.folder.log]
+
+    def _numbered(self, number: int) -> Path:
+        return self.folder.log.with_name(f"{self.folder.log.name}.{number}")
+
+    def last(self, count: int | None) -> Iterator[bytes]:
+        """Yield the last `count` lines so far, or all, in pieces; `more` goes on after them."""
+        self._open(self._files()[0])
+        if count is None:
+            yield from self.more()
+            return
+        kept: deque[bytes] = deque(maxlen=count)
+        part = b""
+        for piece in self._raw():
+            *lines, part = (part + piece).split(b"\n")
+            kept.extend(line + b"\n" for line in lines)
+        if part:
+            kept.append(part)
+        yield self._prefixed(b"".join(kept))
+
+    def more(self) -> Iterator[bytes]:
+        """Yield what has been written since, whole lines with the prefix."""
+        yield from map(self._prefixed, self._raw())
+
+    def _raw(self) -> Iterator[bytes]:
+        while True:
+            if self._file is None and not self._open(self.folder.log):
+                return
+            assert self._file is not None
+            while data := self._file.read(READ):
+                yield data
+            following = self._following()
+            if following is None:
+                return
+            # what was written between our last read and the rotation
+            while data := self._file.read(READ):
+                yield data
+            self._open(following)
+
+    def _following(self) -> Path | None:
+        """Return the file after the one being read, None while that is the newest."""
+        assert self._file is not None
+        mine = os.fstat(self._file.fileno()).st_ino
+        for _ in range(LOOKS):
+            files = self._files()
+            for index, path in enumerate(files):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_ino == mine:
+                        return files[index + 1] if index + 1 < len(files) else None
+        return files[0]  # ours fell off the end: go on with the oldest there is
+
+    def _open(self, path: Path) -> bool:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        try:
+            self._file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _prefixed(self, data: bytes) -> bytes:
+        """Return whole lines only when they get a prefix; without one, bytes as they come."""
+        if not self.prefix:
+            return data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return b"".join(self.prefix + line + b"\n" for line in lines)

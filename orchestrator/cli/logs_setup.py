@@ -1,0 +1,63 @@
+"""Our own log: structured lines on stderr, quiet where a person watches progress instead."""
+
+from __future__ import annotations
+
+import enum
+import sys
+
+
+class Level(enum.StrEnum):
+    """What is logged at least."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Format(enum.StrEnum):
+    """How a line is written."""
+
+    LOGFMT = "logfmt"
+    JSON = "json"
+
+
+_chosen: dict[str, Level | Format | None] = {"level": None, "format": None}
+
+
+def choose(level: Level | None, form: Format | None) -> None:
+    """Remember what the command line asks for, until a command that logs configures it."""
+    _chosen.update(level=level, format=form)
+
+
+def configure(default: Level = Level.WARNING) -> None:
+    """Send our log to stderr; `default` holds when the command line did not name a level."""
+    import logging
+
+    import structlog
+
+    level = _chosen["level"] or default
+    renderer: structlog.typing.Processor = structlog.processors.LogfmtRenderer(
+        key_order=["timestamp", "level", "event", "profile"], drop_missing=True, bool_as_flag=False
+    )
+    if _chosen["format"] is Format.JSON:
+        renderer = structlog.processors.JSONRenderer()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.ExtraAdder(),
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+            ],
+            processors=[
+                structlog.processors.format_exc_info,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                renderer,
+            ],
+        )
+    )
+    ours = logging.getLogger("orchestrator")
+    ours.handlers[:] = [handler]
+    ours.setLevel(str(level).upper())
+    ours.propagate = False

@@ -1,0 +1,45 @@
+"""``orchestrator ps``: what runs."""
+
+from __future__ import annotations
+
+from orchestrator.cli import options
+
+
+def ps(as_json: options.Json = False) -> None:
+    """Show what runs: in the foreground, in the background, and from Python programs."""
+    from orchestrator.cli import console, documents, services
+    from orchestrator.home import home
+
+    root = home()
+    for line in services.sweep(root):
+        console.err(line)
+    found = services.running(root)
+    rows = [status for service in found for status in service.backends]
+    rows += services.foreign(root, {service.pid for service in found})
+    shown = [documents.Running.of(row) for row in rows]
+    if as_json:
+        console.document(shown)
+        return
+    if not shown:
+        console.err("nothing runs")
+        return
+    headings = ["NAME", "BACKEND", "STATE", "PID", "URL", "UPTIME", "RESTARTS", "MEMORY", "PROFILE"]
+    console.out(
+        console.table(
+            [
+                [
+                    row.name,
+                    row.backend or "-",
+                    row.state or "-",
+                    str(row.pid),
+                    row.url or "-",
+                    console.duration(row.uptime_s),
+                    "-" if row.restarts is None else str(row.restarts),
+                    console.size(row.memory),
+                    row.profile or "-",
+                ]
+                for row in shown
+            ],
+            headings,
+        )
+    )

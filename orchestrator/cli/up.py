@@ -1,0 +1,149 @@
+"""``orchestrator up``: start engines, serve them behind one address, and stop them again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import options
+
+if TYPE_CHECKING:
+    from orchestrator.backend import Backend
+    from orchestrator.cli.progress import Progress
+
+
+def up(
+    profiles: options.ProfileFiles,
+    backend: options.Backend = None,
+    sets: options.Set = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8080,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once all are ready; they run on in the background.")
+    ] = False,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VAR", help="Variable with the key that clients must send; needed beyond loopback."
+        ),
+    ] = None,
+    report: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Start engines and serve them behind one OpenAI-compatible address.
+
+    Prints `ready NAME URL` on stdout once each answers. Ctrl-C stops everything, a second one at once.
+    """
+    from orchestrator.cli import loading
+    from orchestrator.cli.faults import describe
+    from orchestrator.cli.progress import Pipe
+    from orchestrator.errors import OrchestratorError
+
+    key = _key(api_key_env)
+    if detach:
+        from orchestrator.cli.detach import detach as start_detached
+
+        # faults that can be seen without starting anything are shown by this process
+        _prepare(loading.load_all(profiles, sets, backend), host, port, key)
+        return start_detached(profiles, sets or [], backend, host, port, api_key_env)
+    if report is None:
+        wishes = loading.load_all(profiles, sets, backend)
+        return _serve(wishes, host, port, key, api_key_env, None)
+    pipe = Pipe(report)
+    try:
+        return _serve(loading.load_all(profiles, sets, backend), host, port, key, api_key_env, pipe)
+    except OrchestratorError as error:
+        pipe.hear({"say": "error", "error": describe(error)})
+        raise
+
+
+def _key(variable: str | None) -> str | None:
+    from orchestrator.cli.faults import UsageError
+
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise UsageError(
+            f"up: --api-key-env: {variable} is {'empty' if key == '' else 'not set'}",
+            advice=f"put the key into the environment: export {variable}=...",
+        )
+    return key
+
+
+def _prepare(wishes: list[Any], host: str, port: int, key: str | None) -> tuple[list[Backend], Any]:
+    """Make everything and decide everything; start nothing."""
+    from orchestrator.cli import loading
+    from orchestrator.gateway import Gateway
+    from orchestrator.home import RunFolder, home
+
+    backends = [loading.make_backend(wish, instance=wish.name) for wish in wishes]
+    gateway = Gateway(
+        {backend.profile.name: backend for backend in backends}, host=host, port=port, api_key=key
+    )
+    root = home()
+    for backend in backends:
+        if RunFolder(root / "run" / backend.profile.name).held:
+            raise already_runs(backend.profile.name)
+        backend.plan()
+    return backends, gateway
+
+
+def already_runs(name: str) -> Exception:
+    """Return the error for a name that a living process has."""
+    from orchestrator.errors import StartError
+
+    return StartError(
+        f"up: {name}: already runs",
+        profile=name,
+        advice=f"see `orchestrator ps`; stop it with `orchestrator down {name}`, or give this one another name",
+    )
+
+
+def _serve(
+    wishes: list[Any],
+    host: str,
+    port: int,
+    key: str | None,
+    api_key_env: str | None,
+    pipe: Progress | None,
+) -> int:
+    import uvloop
+
+    from orchestrator.cli import logs_setup, progress
+    from orchestrator.cli.service import Service
+    from orchestrator.cli.services import SERVICE_LOG, service_folder
+    from orchestrator.home import home
+
+    folder = service_folder(home(), os.getpid())
+    if not folder.acquire():  # our own pid's: only a program that holds it on purpose can do that
+        raise already_runs(str(os.getpid()))
+    code = 1
+    try:
+        if pipe is not None:
+            _write_into(folder.path / SERVICE_LOG)
+            os.chdir("/")  # a process that runs for weeks must not keep a file system busy
+        shown = progress.choose()
+        quiet = isinstance(shown, progress.Live)
+        logs_setup.configure(logs_setup.Level.WARNING if quiet else logs_setup.Level.INFO)
+        if pipe is not None:
+            shown = progress.Both(shown, pipe)
+        backends, gateway = _prepare(wishes, host, port, key)
+        try:
+            code = uvloop.run(Service(backends, gateway, folder, shown, api_key_env=api_key_env).run())
+        finally:
+            shown.close()
+    finally:
+        folder.release(remove=code == 0 or pipe is None)
+    return code
+
+
+def _write_into(path: Any) -> None:
+    """Send what this process says into a file from now on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
