@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.hardware import nvidia
+from orchestrator.hardware.clients import memory_by_process
 from orchestrator.hardware.gpu import Gpu
 from orchestrator.hardware.probe import Runner, Tree, run_program
 
@@ -38,21 +39,21 @@ class GpuMemory:
         return own + (self._tree.number(f"{folder}/mem_info_gtt_used") or 0)
 
     def processes(self, gpu: Gpu) -> dict[int, int]:
-        """Return which process ids use how many bytes of it for computing.
+        """Return which process ids use how many bytes of it.
 
-        KFD and CUDA know only their own clients: programs that draw, and engines on Vulkan, count in
-        `used` but are not listed here.
+        NVIDIA's driver lists processes that compute. For AMD it is the larger of what KFD says (every
+        process that computes) and what the DRM driver says (Vulkan and graphics too, of this user's
+        processes).
         """
         if gpu.vendor == "nvidia":
             return nvidia.processes(self._tree, self._run).get(gpu.id, {})
-        if gpu.kfd_gpu_id is None:
-            return {}
-        found = {}
-        for name in self._tree.names(KFD_PROCESSES):
+        pools = ("vram", "gtt") if gpu.integrated else ("vram",)
+        found = memory_by_process(self._tree, gpu.pci, pools) if gpu.pci else {}
+        for name in self._tree.names(KFD_PROCESSES) if gpu.kfd_gpu_id is not None else ():
             if name.isascii() and name.isdecimal() and len(name) < 12:
                 size = self._tree.number(f"{KFD_PROCESSES}/{name}/vram_{gpu.kfd_gpu_id}")
                 if size is not None:
-                    found[int(name)] = size
+                    found[int(name)] = max(size, found.get(int(name), 0))
         return found
 
     def of(self, gpus: Iterable[Gpu], pids: Collection[int]) -> int:

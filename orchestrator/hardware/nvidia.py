@@ -31,7 +31,8 @@ def find(tree: Tree, run: Runner | None, problems: list[str]) -> tuple[Gpu, ...]
             problems.append(f"nvidia: {str(error).lower()}")
     if run is None:
         return ()
-    return from_smi(run, problems)
+    # WSL2's device says only that Windows shares some GPU, maybe another vendor's
+    return from_smi(run, problems, sure=not tree.exists("dev/dxg"))
 
 
 def driver_loaded(tree: Tree) -> bool:
@@ -118,12 +119,12 @@ def query(run: Runner, what: str, fields: tuple[str, ...]) -> tuple[list[dict[st
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)], ""
 
 
-def from_smi(run: Runner, problems: list[str]) -> tuple[Gpu, ...]:
-    """Read every card through nvidia-smi."""
+def from_smi(run: Runner, problems: list[str], *, sure: bool = True) -> tuple[Gpu, ...]:
+    """Read every card through nvidia-smi; unless `sure` that there is one, a failure is no problem."""
     rows, fault = query(run, "gpu", FIELDS)
     if "compute_cap" in fault:  # drivers before 510 don't know the field
         rows, fault = query(run, "gpu", FIELDS[:-1])
-    if fault:
+    if fault and sure:
         problems.append(f"nvidia-smi: {fault.lower().rstrip('.')}")
     return tuple(_from_row(row, position) for position, row in enumerate(rows))
 

@@ -82,6 +82,13 @@ class Tree:
         """Say whether this process may open a device for reading and writing."""
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
+    def link(self, path: str) -> str:
+        """Return what a link says, empty when it is none or may not be read."""
+        try:
+            return os.readlink(self.root / path)  # noqa: PTH115 - thousands are read in one go
+        except OSError:
+            return ""
+
     def leads_to(self, path: str) -> str:
         """Return the last component of where a link leads, the name itself when it is no link."""
         return Path(os.path.realpath(self.root / path)).name

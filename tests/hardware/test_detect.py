@@ -105,6 +105,12 @@ def test_nvidia_smi_that_fails_is_a_problem_bad(ran, problem, tmp_path):
     assert machine.problems == (problem,)
 
 
+def test_wsl_with_another_vendors_gpu_is_no_problem_good(tmp_path):
+    write(tmp_path, "dev/dxg", "")
+    machine = detect(tmp_path, lambda argv, timeout: Ran(None, err="no such file or directory"))
+    assert (machine.gpus, machine.problems) == ((), ())
+
+
 def test_nvidia_unified_memory_has_no_figures_ugly(tmp_path):
     write(tmp_path, "proc/driver/nvidia/version", "x")
     line = "GPU-aa, NVIDIA GB10, 0000000F:01:00.0, [N/A], [N/A], 580.95.05, 12.1\ngarbage\n"

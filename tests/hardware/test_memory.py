@@ -111,3 +111,65 @@ def test_odd_process_entries_are_survived_ugly(machine, tmp_path):
     write(tmp_path, "sys/class/kfd/kfd/proc/12/vram_33863", "lots")
     write(tmp_path, "sys/class/kfd/kfd/proc/13", "a file")
     assert GpuMemory(tmp_path).processes(machine.gpus[0]) == {4242: 0}
+
+
+FDINFO = """\
+pos:\t0
+drm-driver:\tamdgpu
+drm-client-id:\t{client}
+drm-pdev:\t{pci}
+{lines}
+"""
+
+
+def draw(root, pid, number, client=1, pci="0000:43:00.0", lines="drm-memory-vram:\t2048 KiB"):
+    """Let a process hold a descriptor of a DRM device."""
+    write(root, f"proc/{pid}/fdinfo/{number}", FDINFO.format(client=client, pci=pci, lines=lines))
+    (root / f"proc/{pid}/fd").mkdir(exist_ok=True)
+    (root / f"proc/{pid}/fd/{number}").symlink_to("/dev/dri/renderD129")
+
+
+def test_vulkan_and_graphics_are_users_too_good(machine, tmp_path):
+    draw(tmp_path, 50, 7)
+    draw(tmp_path, 50, 8)  # the same client through another descriptor
+    draw(
+        tmp_path,
+        50,
+        9,
+        client=2,
+        lines="drm-memory-vram:\t9 KiB\ndrm-resident-vram:\t3 MiB\ndrm-shared-vram: 0",
+    )
+    draw(tmp_path, 51, 7, pci="0000:09:00.0")
+    (tmp_path / "proc/50/fd/10").symlink_to("/home/ada/file")
+    first, second = machine.gpus
+    assert GpuMemory(tmp_path).processes(first) == {50: 5 * MIB, 4242: 0}
+    assert GpuMemory(tmp_path).processes(second) == {51: 2 * MIB, 4242: 21852102656}
+
+
+def test_what_two_sources_say_is_not_added_up_good(machine, tmp_path):
+    draw(tmp_path, 4242, 7, pci="0000:09:00.0")
+    assert GpuMemory(tmp_path).processes(machine.gpus[1]) == {4242: 21852102656}
+
+
+def test_mapped_memory_counts_for_integrated_gpus_only_good(tmp_path):
+    lines = "drm-memory-vram:\t1024 KiB\ndrm-memory-gtt: \t5 MiB"
+    (gpu,) = detect(unfold("strix-halo", tmp_path / "apu")).gpus
+    draw(tmp_path / "apu", 50, 7, pci=gpu.pci, lines=lines)
+    assert GpuMemory(tmp_path / "apu").processes(gpu) == {50: 6 * MIB}
+    (card,) = detect(unfold("rx7900xtx", tmp_path / "card")).gpus
+    draw(tmp_path / "card", 50, 7, pci=card.pci, lines=lines)
+    assert GpuMemory(tmp_path / "card").processes(card) == {50: MIB}
+
+
+def test_an_engine_on_vulkan_that_lives_is_a_holder_bad(machine, tmp_path):
+    watch = Watch(GpuMemory(tmp_path), machine.gpus)
+    draw(tmp_path, 50, 7, lines="drm-memory-vram:\t6 MiB")
+    assert watch.look({50}).holders == {50: 6 * MIB}
+
+
+@pytest.mark.parametrize(
+    "lines", ["drm-memory-vram:\t-1 KiB", "drm-memory-vram: lots", "", "drm-memory-vram: " + "9" * 40]
+)
+def test_nonsense_about_a_client_counts_nothing_ugly(lines, machine, tmp_path):
+    draw(tmp_path, 50, 7, lines=lines)
+    assert GpuMemory(tmp_path).processes(machine.gpus[0])[50] == 0
