@@ -29,7 +29,7 @@ from backends import failures, planning, process, programs, readiness
 from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
 from orchestrator import home, leftovers
-from orchestrator.backend import Command, Dialect, Endpoint, Event, Plan, State
+from orchestrator.backend import Binary, Command, Dialect, Endpoint, Event, Plan, State
 from orchestrator.errors import (
     BackendError,
     Crashed,
@@ -68,6 +68,11 @@ class SubprocessBackend:
     gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
     failures: ClassVar[tuple[failures.Failure, ...]] = ()
+
+    @classmethod
+    def locate(cls, environ: Mapping[str, str]) -> Binary:
+        """Find the engine's program without a profile, for `doctor`; see `programs.find`."""
+        return programs.find(cls.program, None, environ)
 
     @classmethod
     def devices_of(cls, answer: programs.Answer) -> frozenset[str] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["main"]
 
@@ -45,7 +46,7 @@ def _run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _usage_fault(error: Exception) -> dict[str, object] | None:
+def _usage_fault(error: Exception) -> dict[str, Any] | None:
     """Return what typer found wrong with the command line."""
     show = getattr(error, "format_message", None)
     if show is None:

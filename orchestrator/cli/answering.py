@@ -102,7 +102,5 @@ def _running(profile: Profile) -> TextModel | None:
                     .replace("//[::]:", "//[::1]:")
                 )
                 endpoint = Endpoint(url, key, profile.name, find(profile.backend).dialect)
-                return TextModel(
-                    sources.Server(endpoint, sources.settings(SimpleNamespace(profile=profile)))  # type: ignore[arg-type]
-                )
+                return TextModel(sources.Server(endpoint, sources.settings(SimpleNamespace(profile=profile))))
     return None

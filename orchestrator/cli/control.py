@@ -92,10 +92,10 @@ class Server:
 async def _answered(line: bytes, answer: Answer) -> Mapping[str, Any]:
     try:
         question = json.loads(line)
-        if not isinstance(question, dict):
-            raise ValueError("a JSON object is needed")
-    except ValueError as error:
-        return {"error": faults.describe(OrchestratorError(f"control: {error}"))}
+    except ValueError:
+        question = None
+    if not isinstance(question, dict):
+        return {"error": faults.describe(OrchestratorError("control: not a JSON object"))}
     try:
         return await answer(question)
     except Exception as error:

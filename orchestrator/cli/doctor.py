@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 from orchestrator.cli import options
+
+if TYPE_CHECKING:
+    from orchestrator.doctor import Engine
+
+PORT = 8080  # where `up` listens unless told otherwise
 
 
 def doctor(as_json: options.Json = False) -> int:
     """Look at GPUs, drivers, permissions and engines, and say what to do about each."""
-    from orchestrator.cli import console
-    from orchestrator.doctor import examine
+    from orchestrator.cli import console, documents
+    from orchestrator.doctor import blocked, examine
+    from orchestrator.home import home
+    from orchestrator.model_files import default_cache
 
-    console.out(str(examine()))
-    return 0
+    found = examine(
+        binaries=_engines(), folders={"state": home(), "model cache": default_cache()}, ports=[PORT]
+    )
+    bad = blocked(found)
+    if as_json:
+        findings = [
+            documents.Finding(
+                level=finding.level, subject=finding.subject, message=finding.message, command=finding.command
+            )
+            for finding in found
+        ]
+        console.document(documents.Doctor(ok=not bad, findings=findings))
+    else:
+        for finding in found:
+            console.out(f"{finding.level:8} {finding.subject}: {finding.message}")
+            if finding.command:
+                console.out(f"{'':8} -> {finding.command}")
+    return 3 if bad else 0
+
+
+def _engines() -> list[Engine]:
+    """Look for the program of every installed backend that runs one."""
+    from orchestrator.backend import find, installed
+    from orchestrator.doctor import Engine, look_at
+    from orchestrator.errors import BackendError
+
+    engines = []
+    for name in installed():
+        try:
+            locate = getattr(find(name), "locate", None)
+            if locate is not None:
+                engines.append(look_at(name, locate(os.environ)))
+        except BackendError as error:
+            engines.append(Engine(name, problem=error.message, advice=error.advice))
+    return engines

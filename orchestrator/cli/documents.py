@@ -15,7 +15,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A JSON object with exactly these fields."""
 
 
-class Problem(Document):
+class Problem(Document, frozen=True):
     """One fault in a profile. `line` and `column` are 1-based, 0 when there is none."""
 
     where: str
@@ -25,7 +25,7 @@ class Problem(Document):
     message: str
 
 
-class Fault(Document, omit_defaults=True):
+class Fault(Document, frozen=True, omit_defaults=True):
     """Why a command failed; which of the optional fields are there depends on `type`."""
 
     type: str
@@ -43,13 +43,13 @@ class Fault(Document, omit_defaults=True):
     partial: str | None = None
 
 
-class Error(Document):
+class Error(Document, frozen=True):
     """What any command prints with ``--json`` when it fails."""
 
     error: Fault
 
 
-class Checked(Document):
+class Checked(Document, frozen=True):
     """One profile's file: its name when it is right, else what is wrong."""
 
     path: str
@@ -58,14 +58,14 @@ class Checked(Document):
     problems: list[Problem]
 
 
-class Check(Document):
+class Check(Document, frozen=True):
     """`check --json`."""
 
     ok: bool
     profiles: list[Checked]
 
 
-class Running(Document):
+class Running(Document, frozen=True):
     """One entry of the list that `ps --json` prints.
 
     `pid` is the owner's: `orchestrator up`, or a Python program. Of the latter only the record is known.
@@ -85,10 +85,10 @@ class Running(Document):
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Running:
         """Take from a backend's status what is shown."""
-        return cls(**{name: status.get(name) for name in cls.__struct_fields__})
+        return msgspec.convert({name: status.get(name) for name in cls.__struct_fields__}, cls)
 
 
-class Usage(Document):
+class Usage(Document, frozen=True):
     """Tokens as the server counted them."""
 
     prompt_tokens: int
@@ -96,7 +96,7 @@ class Usage(Document):
     cached_tokens: int | None
 
 
-class Run(Document):
+class Run(Document, frozen=True):
     """`run --json`. `load_s` is null when an engine that ran already has answered."""
 
     text: str
@@ -110,14 +110,14 @@ class Run(Document):
     backend: str
 
 
-class Binary(Document):
+class Binary(Document, frozen=True):
     """The engine's program and where it was found."""
 
     argv: list[str]
     source: str
 
 
-class Model(Document):
+class Model(Document, frozen=True):
     """The model's file and what it says of itself."""
 
     path: str
@@ -133,21 +133,21 @@ class Model(Document):
     chat_template: bool | None
 
 
-class Environment(Document):
+class Environment(Document, frozen=True):
     """How the engine's environment differs from ours; a trailing * removes every name that begins so."""
 
     set: dict[str, str]
     removed: list[str]
 
 
-class Device(Document):
+class Device(Document, frozen=True):
     """What computes."""
 
     kind: str
     gpus: list[dict[str, Any]]
 
 
-class Memory(Document):
+class Memory(Document, frozen=True):
     """An estimate, in bytes; null where nobody can tell."""
 
     weights: int | None
@@ -156,7 +156,7 @@ class Memory(Document):
     source: str
 
 
-class Plan(Document):
+class Plan(Document, frozen=True):
     """`plan --json`."""
 
     profile: dict[str, Any]
@@ -173,17 +173,17 @@ class Plan(Document):
     notes: list[str]
 
 
-class Finding(Document):
-    """One thing that `doctor` looked at."""
+class Finding(Document, frozen=True):
+    """One thing that `doctor` looked at: `level` is ok, info, warning or blocker; `command` mends it."""
 
-    area: str
-    status: str
+    level: str
+    subject: str
     message: str
-    advice: str | None
+    command: str | None
 
 
-class Doctor(Document):
-    """`doctor --json`."""
+class Doctor(Document, frozen=True):
+    """`doctor --json`; `ok` is false when something has to be mended first."""
 
     ok: bool
     findings: list[Finding]

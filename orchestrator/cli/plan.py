@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import options
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 PORT = 8080  # stands for the fresh port that each launch takes
 FRESH_KEY = "(a fresh key for each launch)"
+HIDDEN = "(hidden)"
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32}
 KV_BYTES |= {"q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # block sizes of ggml
@@ -40,7 +42,6 @@ def plan(
 def _document(plan: Plan, command: Command, key_variable: str | None) -> documents.Plan:
     from orchestrator.cli import documents
 
-    header = plan.header
     given = {name: _hidden(name, value) for name, value in command.env.items()}
     if key_variable:
         given[key_variable] = FRESH_KEY
@@ -50,19 +51,7 @@ def _document(plan: Plan, command: Command, key_variable: str | None) -> documen
         profile=profile,
         backend=plan.backend,
         binary=documents.Binary(argv=list(plan.binary.argv), source=plan.binary.source),
-        model=documents.Model(
-            path=str(plan.model_path),
-            id=plan.model_id,
-            architecture=header and header.architecture,
-            name=header and header.name,
-            parameters=header and header.parameters,
-            quantisation=header and header.quantisation,
-            file_size=header and header.file_size,
-            layers=header and header.layers,
-            native_context=header and header.context,
-            vocabulary=header and header.vocabulary,
-            chat_template=header and header.chat_template is not None,
-        ),
+        model=_model(plan),
         argv=list(command.argv),
         environment=documents.Environment(set=given, removed=list(command.unset)),
         context=plan.context,
@@ -77,8 +66,23 @@ def _document(plan: Plan, command: Command, key_variable: str | None) -> documen
     )
 
 
+def _model(plan: Plan) -> documents.Model:
+    from orchestrator.cli import documents
+
+    header: Any = plan.header or SimpleNamespace()  # without metadata every fact is None
+    names = ("architecture", "name", "parameters", "quantisation", "file_size", "layers", "vocabulary")
+    facts = {name: getattr(header, name, None) for name in names}
+    return documents.Model(
+        path=str(plan.model_path),
+        id=plan.model_id,
+        native_context=getattr(header, "context", None),
+        chat_template=None if plan.header is None else plan.header.chat_template is not None,
+        **facts,
+    )
+
+
 def _hidden(name: str, value: str) -> str:
-    return "(hidden)" if SECRET.search(name) else value
+    return HIDDEN if SECRET.search(name) else value
 
 
 def _memory(plan: Plan) -> documents.Memory:
@@ -140,4 +144,4 @@ def _text(found: documents.Plan) -> str:
 
 
 def _quoted(value: str) -> str:
-    return value if value == FRESH_KEY or value == "(hidden)" else shlex.quote(value)
+    return value if value in (FRESH_KEY, HIDDEN) else shlex.quote(value)

@@ -123,8 +123,9 @@ def _document(model: Model, answer: Generation) -> documents.Run:
     return documents.Run(
         text=answer.partial,
         finish_reason=answer.finish_reason,
-        usage=usage
-        and documents.Usage(
+        usage=None
+        if usage is None
+        else documents.Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,

@@ -99,7 +99,7 @@ def already_runs(name: str) -> Exception:
     return StartError(
         f"up: {name}: already runs",
         profile=name,
-        advice=f"see `orchestrator ps`; stop it with `orchestrator down {name}`, or give this one another name",
+        advice=f"see `orchestrator ps`; stop it with `orchestrator down {name}`, or choose another name",
     )
 
 
