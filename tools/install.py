@@ -136,7 +136,8 @@ def run(*argv: str) -> None:
     code = subprocess.run(argv, env=env, check=False, stdin=subprocess.DEVNULL).returncode
     if code:
         sys.exit(
-            f"install: {' '.join(argv)} ended with code {code}; its output says why, and running this again resumes"
+            f"install: {' '.join(argv)} ended with code {code}; "
+            "its output says why, and running this again resumes"
         )
 
 
