@@ -81,7 +81,10 @@ def choose(
     named = list(dict.fromkeys(gpus or ()))
     if device == "cpu" or (device == "auto" and not named):
         return _automatic(machine, device, named, supported, environ)
-    wanted = [kind for kind in GPU_KINDS if kind in supported] if device == "auto" else [device]
+    wanted = [device]
+    if device == "auto":  # kinds without a card last, so that a refusal speaks of the cards that are there
+        able_kinds = [kind for kind in GPU_KINDS if kind in supported]
+        wanted = sorted(able_kinds, key=lambda kind: not _ordered(machine, kind))
     if not wanted or wanted[0] not in supported:
         able = ", ".join(RUNTIMES.get(kind, kind) for kind in KINDS if kind in supported) or "nothing"
         what = RUNTIMES.get(device, device) if device != "auto" else "a GPU"
@@ -133,7 +136,7 @@ def _why_cpu(machine: Machine, supported: frozenset[str]) -> list[str]:
         if not able:
             notes.append(f"{what}, {gpu.label}, but this binary has no {RUNTIMES[gpu.kinds[0]]}")
         elif gpu.integrated:
-            notes.append(f"{what}, {gpu.label}, but such a one is used only when named: gpus: [{gpu.id}]")
+            notes.append(f"{what}, {gpu.label}, but such a one is used only when named: {_naming(gpu)}")
         else:
             notes.append(f"{what}, {gpu.label}, but {gpu.blocked[able[0]]}")
     return notes or ["no GPU was found"]
@@ -193,6 +196,11 @@ def _position(kind: str, gpu: Gpu, at: int) -> int:
     return at if kind == "vulkan" else gpu.index
 
 
+def _naming(gpu: Gpu) -> str:
+    """Return the profile's line that names a card; unquoted, YAML reads 0000:10:00.0 as 600 seconds."""
+    return f'gpus: ["{gpu.id}"]'
+
+
 def _missing(machine: Machine, kind: str) -> tuple[str, str]:
     """Return why no discrete card of a kind can be used, and what to do about it."""
     cards = _ordered(machine, kind)
@@ -203,7 +211,7 @@ def _missing(machine: Machine, kind: str) -> tuple[str, str]:
     if cards:
         return (
             f"only an integrated GPU is there: {cards[0].label}",
-            f"an integrated GPU is used when it is named: gpus: [{cards[0].id}]",
+            f"an integrated GPU is used when it is named: {_naming(cards[0])}",
         )
     return f"no {VENDORS[kind]} GPU was found", "orchestrator doctor says what was found"
 

@@ -108,7 +108,6 @@ def padded(count: int) -> int:
     return -(-count // CELL) * CELL
 
 
-
 def block(name: str) -> int | None:
     """Return the number of the layer that a tensor belongs to, None for what is outside the layers."""
     return _block(name)

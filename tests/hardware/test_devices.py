@@ -159,7 +159,7 @@ def test_binary_without_the_runtime_is_said_good(machine):
 def test_integrated_gpu_alone_is_left_alone_good(machine):
     assert pick(machine).notes == (
         "an integrated AMD GPU is there, AMD Radeon 8060S Graphics (gfx1151), "
-        "but such a one is used only when named: gpus: [0000:c3:00.0]",
+        'but such a one is used only when named: gpus: ["0000:c3:00.0"]',
     )
 
 
@@ -201,6 +201,19 @@ def test_beginning_of_an_id_names_a_card_good(machine):
     assert pick(machine, gpus=["gpu-6449"]).gpus[0].id == CARD
 
 
+def test_refusal_speaks_of_the_cards_that_are_there_bad(machine):
+    fault = refused(machine, gpus=["GPU-0000000000000000"], supported=ROCM | CUDA)
+    assert str(fault) == "device: there is no GPU 'GPU-0000000000000000' for ROCm"
+
+
+def test_advice_survives_yaml_ugly(tmp_path):
+    import yaml
+
+    fault = refused(captured("radeon-780m", tmp_path), "rocm")
+    line = fault.advice.partition("named: ")[2]
+    assert yaml.safe_load(line) == {"gpus": ["0000:c6:00.0"]}
+
+
 def test_ambiguous_beginning_is_refused_bad(machine):
     twin = Gpu("amd", 2, "GPU-6449ffffffffffff", "twin")
     both = Machine(gpus=(*machine.gpus, twin))
@@ -237,7 +250,7 @@ def test_forbidden_card_says_how_to_be_let_in_bad(machine):
 def test_asked_kind_with_only_an_integrated_gpu_names_it_bad(machine):
     fault = refused(machine, "rocm")
     assert "only an integrated GPU is there: AMD Radeon 780M Graphics (gfx1103)" in str(fault)
-    assert fault.advice == "an integrated GPU is used when it is named: gpus: [0000:c6:00.0]"
+    assert fault.advice == 'an integrated GPU is used when it is named: gpus: ["0000:c6:00.0"]'
 
 
 def test_engine_that_needs_a_gpu_gets_no_processor_bad(tmp_path):
