@@ -110,7 +110,10 @@ def padded(count: int) -> int:
 
 def block(name: str) -> int | None:
     """Return the number of the layer that a tensor belongs to, None for what is outside the layers."""
-    return _block(name)
+    if not name.startswith("blk."):
+        return None
+    number = name[4:].partition(".")[0]
+    return int(number) if number.isdecimal() else None
 
 
 def _widths(header: Header, number: int, windowed: bool) -> tuple[int, int]:
