@@ -12,11 +12,9 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -28,6 +26,7 @@ from pydantic import BaseModel
 from backends import failures, planning, process, programs, readiness
 from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
+from backends.restarts import Budget
 from orchestrator import home, leftovers
 from orchestrator.backend import Binary, Command, Dialect, Endpoint, Event, Plan, State
 from orchestrator.errors import (
@@ -111,7 +110,7 @@ class SubprocessBackend:
         self._thread: threading.Thread | None = None
         self._hasten: float | None = None
         self._stopping = False
-        self._crashes: deque[float] = deque()
+        self._budget = Budget(profile.restart)
 
     @property
     def state(self) -> State:
@@ -203,7 +202,7 @@ class SubprocessBackend:
             )
         self.life.folder, self.life.error, self.life.restarts = folder, None, 0
         self._hasten, self._stopping = None, False
-        self._crashes.clear()
+        self._budget.reset()
         self.life.become(State.STARTING)
         self._thread = threading.Thread(
             target=self._run_thread, args=(plan, folder), name=f"supervise-{self.profile.name}", daemon=True
@@ -273,7 +272,7 @@ class SubprocessBackend:
         supervise = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(self._is_mendable),
             stop=self._is_budget_spent,
-            wait=self._backoff,
+            wait=lambda _: self._budget.pause(),
             before_sleep=self._before_restart,
             reraise=True,
         )
@@ -285,43 +284,32 @@ class SubprocessBackend:
     def _is_mendable(self, error: BaseException) -> bool:
         """Any unasked exit is worth a restart, unless its message says that no retry mends it."""
         if isinstance(error, ExitedEarly):
-            known = failures.diagnose(self.failures, "\n".join(error.log_tail))
+            known = self.diagnose(self.life.child)
             return known is None or not known.permanent
         return isinstance(error, Crashed | PortTaken)
 
     def _is_budget_spent(self, retry: tenacity.RetryCallState) -> bool:
-        """`restart.attempts` restarts within `restart.window` seconds; a stable run resets the count."""
-        now, restart = time.monotonic(), self.profile.restart
         error = retry.outcome.exception() if retry.outcome else None
-        if (
-            isinstance(error, Crashed)
-            and restart.attempts
-            and error.uptime >= restart.window / restart.attempts
-        ):
-            self._crashes.clear()  # runs this long could never spend the budget
-        while self._crashes and now - self._crashes[0] > restart.window:
-            self._crashes.popleft()
-        return len(self._crashes) >= restart.attempts
+        return self._budget.is_empty(error.uptime if isinstance(error, Crashed) else 0.0)
 
-    def _backoff(self, _: tenacity.RetryCallState) -> float:
-        """Exponential with jitter, so that several engines do not come back in step; seconds."""
-        first_pause, most = self.profile.restart.backoff
-        pause = min(most, first_pause * 2.0 ** min(len(self._crashes), 32))
-        return pause + random.uniform(0, pause / 5)  # noqa: S311 - not a secret
+    def diagnose(self, child: process.Child | None) -> failures.Failure | None:
+        """Return the known failure that a child's log shows."""
+        lines = child.tail.lines(failures.LOG_LINES) if child else ()
+        return failures.diagnose(self.failures, "\n".join(lines))
 
     def _before_restart(self, retry: tenacity.RetryCallState) -> None:
         error = retry.outcome.exception() if retry.outcome else None
         pause = retry.next_action.sleep if retry.next_action else 0.0
-        self._crashes.append(time.monotonic())
+        self._budget.spend()
         with self.life.changed:
             self.life.restarts += 1
             if not self._stopping:
                 self.life.become(
-                    State.RESTARTING, reason=str(error), attempt=len(self._crashes), pause_s=round(pause, 3)
+                    State.RESTARTING, reason=str(error), attempt=self._budget.spent, pause_s=round(pause, 3)
                 )
 
     def _give_up(self, error: BackendError) -> GaveUp:
-        attempts, title = len(self._crashes), self.life.title
+        attempts, title = self._budget.spent, self.life.title
         return GaveUp(
             f"{title}: gave up after {attempts} restarts within {self.profile.restart.window:g} s; "
             f"the last time it {str(error).removeprefix(title + ': ')}",
@@ -353,7 +341,7 @@ class SubprocessBackend:
                 life.current = life.ready_at = None
             await end(self, child)
         ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
-        known = failures.diagnose(self.failures, "\n".join(tail))
+        known = self.diagnose(child)
         raise Crashed(
             f"{life.title}: {why or 'ended unasked: ' + describe_exit(ended.code, ended.signal)} "
             f"after {uptime:.1f} s",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends import failures, process, readiness
+from backends import process, readiness
 from backends.lifecycle import TAIL_LINES
 from orchestrator import hardware
 from orchestrator.backend import Endpoint, Plan
@@ -160,7 +160,7 @@ def _early(engine: SubprocessBackend, child: process.Child, port: int) -> StartE
     title, name = engine.life.title, engine.profile.name
     if engine.port_taken.search("\n".join(tail)):
         return PortTaken(f"{title}: port {port} was taken", profile=name, log_tail=tail)
-    known = failures.diagnose(engine.failures, "\n".join(tail))
+    known = engine.diagnose(child)
     return ExitedEarly(
         f"{title}: ended before it was ready: {describe_exit(ended.code, ended.signal)}",
         code=ended.code,

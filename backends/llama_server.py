@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import SubprocessBackend
-from backends.failures import Failure, known
+from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.programs import Answer, Program
 from orchestrator.backend import Command, Dialect, Plan
 from orchestrator.hardware import supported_kinds
@@ -62,39 +62,7 @@ class LlamaServer(SubprocessBackend):
     props_path = "/props"
     progress = re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)
     port_taken = re.compile(r"couldn't bind HTTP server socket")
-    failures: ClassVar[tuple[Failure, ...]] = (
-        known(
-            r"error: invalid argument|error while handling argument|unknown argument",
-            "this llama-server does not know that argument: correct `args`, or update llama.cpp",
-        ),
-        known(
-            r"unknown model architecture",
-            "this llama.cpp is older than the model: update it, or take another model",
-        ),
-        known(r"failed to open GGUF file|No such file", "the model file is gone: correct `model`"),
-        known(
-            r"tensor .* data is not within the file bounds|failed to read magic|invalid magic",
-            "the model file is broken or was not downloaded whole: fetch it again",
-        ),
-        known(
-            r"out of memory|failed to allocate|unable to allocate|cudaMalloc failed|ErrorOutOfDeviceMemory",
-            "not enough memory: lower `context` or `slots`, set `kv_cache_type: q8_0`, "
-            "lower `gpu_layers`, or take a smaller quantisation",
-        ),
-        known(
-            r"invalid device function|no kernel image is available",
-            "this build has no kernels for the card's gfx target: use a build for it, "
-            "or set HSA_OVERRIDE_GFX_VERSION in `env` if your card is known to need it",
-        ),
-        known(
-            r"no ROCm-capable device|no CUDA-capable device|no usable GPU found",
-            "no GPU can be used: run `orchestrator doctor`",
-        ),
-        known(
-            r"error while loading shared libraries",
-            "a library is missing: install it, or reinstall llama.cpp with its ROCm or CUDA libraries",
-        ),
-    )
+    failures = LLAMA_SERVER_FAILURES
 
     @classmethod
     def devices_of(cls, answer: Answer) -> frozenset[str] | None:
