@@ -24,6 +24,7 @@ import tenacity
 from pydantic import BaseModel
 
 from backends import failures, planning, process, programs, readiness
+from backends.failures import Failure
 from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
 from backends.restarts import Budget
@@ -66,7 +67,7 @@ class SubprocessBackend:
     progress: ClassVar[re.Pattern[str]]
     gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
-    failures: ClassVar[tuple[failures.Failure, ...]] = ()
+    failures: ClassVar[tuple[Failure, ...]] = ()
 
     @classmethod
     def locate(cls, environ: Mapping[str, str]) -> Binary:
@@ -292,7 +293,7 @@ class SubprocessBackend:
         error = retry.outcome.exception() if retry.outcome else None
         return self._budget.is_empty(error.uptime if isinstance(error, Crashed) else 0.0)
 
-    def diagnose(self, child: process.Child | None) -> failures.Failure | None:
+    def diagnose(self, child: process.Child | None) -> Failure | None:
         """Return the known failure that a child's log shows."""
         lines = child.tail.lines(failures.LOG_LINES) if child else ()
         return failures.diagnose(self.failures, "\n".join(lines))
@@ -305,7 +306,11 @@ class SubprocessBackend:
             self.life.restarts += 1
             if not self._stopping:
                 self.life.become(
-                    State.RESTARTING, reason=str(error), attempt=self._budget.spent, pause_s=round(pause, 3)
+                    State.RESTARTING,
+                    reason=str(error),
+                    advice=getattr(error, "advice", None),
+                    attempt=self._budget.spent,
+                    pause_s=round(pause, 3),
                 )
 
     def _give_up(self, error: BackendError) -> GaveUp:
@@ -355,29 +360,23 @@ class SubprocessBackend:
 
     async def _watch(self, child: process.Child, endpoint: Endpoint) -> str | None:
         """Wait for the end of a ready engine; returns why it has to end, None when it ended by itself."""
-        hung: list[str] = []
 
-        async def watchdog() -> None:
+        async def watchdog() -> str:
             async with readiness.Probe(endpoint) as probe:
-                hung.append(
-                    await readiness.wait_hung(
-                        probe,
-                        health=self.health_path,
-                        path=self.progress_path,
-                        counters=self.progress,
-                        busy=lambda: self.life.in_flight > 0,
-                        seconds=self.profile.timeouts.stall,
-                    )
+                return await readiness.wait_hung(
+                    probe,
+                    health=self.health_path,
+                    path=self.progress_path,
+                    counters=self.progress,
+                    busy=lambda: self.life.in_flight > 0,
+                    seconds=self.profile.timeouts.stall,
                 )
 
-        waits = [child.exited.wait()]
-        if self.profile.timeouts.stall:
-            waits.append(watchdog())  # type: ignore[arg-type]
-        await first(*waits)
-        if hung and not child.exited.is_set():
-            child.stop(0)  # it would not hear a TERM
-            return hung[0]
-        return None
+        why = await first(child.exited.wait(), *([watchdog()] if self.profile.timeouts.stall else []))
+        if child.exited.is_set():
+            return None
+        child.stop(0)  # it would not hear a TERM
+        return str(why)
 
     async def _start(self, plan: Plan) -> tuple[process.Child, Endpoint]:
         """Run the *start* policy: a port that was taken is tried again on a fresh one."""

@@ -216,13 +216,13 @@ async def _gpus_back(engine: SubprocessBackend, child: process.Child, watch: har
         await asyncio.sleep(0.1)
 
 
-async def first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Run all, return (or raise) with the first that ends, and cancel the rest."""
+async def first(*waits: Coroutine[Any, Any, Any]) -> Any:
+    """Run all, return (or raise) what the first that ends gives, and cancel the rest."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        results = [task.result() for task in done]
+        return results[0]
     finally:
         for task in tasks:
             task.cancel()

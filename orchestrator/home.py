@@ -81,13 +81,14 @@ class RunFolder:
 
     @property
     def held(self) -> bool:
-        """Say whether a living process owns it; looking takes no lock, so it disturbs nobody who wants one."""
+        """Say whether a living process owns it; looking takes no lock, so it disturbs nobody."""
         try:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            return _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WRITE_LOCK))[0] != fcntl.F_UNLCK
+            kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WRITE_LOCK))[0]
+            return kind != fcntl.F_UNLCK
         finally:
             os.close(fd)
 
