@@ -180,7 +180,7 @@ def test_a_crash_in_use_is_retried_whatever_it_says_and_advises_good(
     heard = Recorder(backend)
     backend.start(timeout=60)
     heard.wait_state(State.READY, 2)
-    restarting = heard.wait(lambda event: event.state is State.RESTARTING)
+    restarting = heard.wait(lambda event: event.name == "state" and event.state is State.RESTARTING)
     assert "not enough memory" in restarting.fields["advice"]
     assert launches(tmp_path) == 2
 
