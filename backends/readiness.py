@@ -163,15 +163,18 @@ async def wait_hung(
     answered = moved = loop.time()
     last: list[str] = []
     while True:
+        busy_now = busy()
+        if busy_now or not last:
+            done = counters.findall(await probe.text(path) or "")
+            # an engine that never showed its counters can't be judged by them
+            if (done and done != last) or not (done or last):
+                moved = loop.time()
+            last = done or last
+        if not busy_now:
+            moved = loop.time()
         await asyncio.sleep(min(5.0, seconds / 4))
         if await probe.status(health) == 200:
             answered = loop.time()
-        if busy():
-            done = counters.findall(await probe.text(path) or "")
-            if done and done != last:
-                last, moved = done, loop.time()
-        else:
-            moved = loop.time()
         if loop.time() - answered >= seconds:
             return f"hung: no answer from {health} for {seconds:g} s"
         if loop.time() - moved >= seconds:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from backends.llama_server import LlamaServer
-from orchestrator.backend import Plan, State
+from orchestrator.backend import Endpoint, Plan, State
 from orchestrator.errors import (
     BackendError,
     BinaryMissing,
@@ -261,6 +261,38 @@ def test_hang_in_a_ready_engine_is_noticed_and_mended_ugly(engine: Make, tmp_pat
     assert "hung" in restarting.fields["reason"]
     heard.wait_state(State.READY, 2)
     assert launches(tmp_path) == 2
+
+
+def stream(endpoint: Endpoint, tokens: int) -> int:
+    """Read a whole stream; returns its events."""
+    with httpx.stream(
+        "POST",
+        endpoint.url + "/v1/completions",
+        headers={"Authorization": f"Bearer {endpoint.key}"},
+        json={"prompt": "a", "max_tokens": tokens, "stream": True, "ignore_eos": True},
+        timeout=60,
+    ) as response:
+        return sum(chunk.count(b"data:") for chunk in response.iter_raw())
+
+
+def test_slow_is_not_hung_good(engine: Make, tmp_path: Path) -> None:
+    """A token now and then is progress, however long the request takes."""
+    backend = engine({"rate": 2.0}, timeouts={"start": 30, "stop": 2, "stall": 1.5})
+    endpoint = backend.start(timeout=60)
+    with backend.request():
+        assert stream(endpoint, 8) >= 8
+    assert launches(tmp_path) == 1
+
+
+def test_an_engine_without_counters_is_not_called_hung_good(engine: Make, tmp_path: Path) -> None:
+    """A wrapper or an old build may show none: then only its health can tell."""
+    backend = engine(timeouts={"start": 30, "stop": 2, "stall": 1})
+    backend.progress_path = "/nowhere"  # type: ignore[misc]
+    endpoint = backend.start(timeout=60)
+    httpx.post(endpoint.url + "/fake/do", json={"set": {"ttft": 3.0}}).raise_for_status()
+    with backend.request():
+        assert stream(endpoint, 2)
+    assert launches(tmp_path) == 1
 
 
 def test_idle_engine_is_never_called_hung_good(engine: Make, tmp_path: Path) -> None:

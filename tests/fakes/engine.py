@@ -294,6 +294,7 @@ class Engine:
             values = {
                 "prompt_tokens_total": self.counts["prompt"],
                 "tokens_predicted_total": self.counts["tokens"],
+                "n_decode_total": self.counts["tokens"],
                 "requests_processing": sum(job is not None for job in self.slots),
                 "requests_deferred": self.waiting,
             }
