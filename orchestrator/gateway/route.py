@@ -82,7 +82,7 @@ class Route:
         loop = self._loop
 
         def from_any_thread(event: Event) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._take, event)
 
         self._unsubscribe = upstream.subscribe(from_any_thread)
