@@ -4,7 +4,9 @@ Starts the embedded llama-server with the embedded Gemma, decodes at 1 and at 4 
 seen by the caller, (n - 1) / (last token - first token), by the engine's own for the same request, from its
 `timings` in the stream. Goal: at least 0.98 at both.
 
-    python benchmarks/decode_overhead.py [--tokens 128] [--rounds 5] [--url URL]   (key in ORCHESTRATOR_BENCH_KEY)
+    python benchmarks/decode_overhead.py [--tokens 128] [--rounds 5] [--url URL]
+
+The key of a server at URL is taken from ORCHESTRATOR_BENCH_KEY.
 """
 
 import argparse

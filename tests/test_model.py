@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import uvloop
 
 import orchestrator
 from orchestrator.backend import Dialect, Endpoint
@@ -92,10 +93,12 @@ class _SyncDriver:
 class Async:
     """Drives an AsyncTextModel, one call after another on one loop."""
 
-    name = "async"
+    def __init__(self, name, loop_factory):
+        self.name = name
+        self.loop_factory = loop_factory
 
     def run(self, source, work):
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=self.loop_factory) as runner:
             model = AsyncTextModel(source)
             try:
                 return work(_AsyncDriver(model, runner))
@@ -137,7 +140,10 @@ class _AsyncDriver:
         self.runner.run(asyncio.sleep(0.01))
 
 
-@pytest.fixture(params=[Sync(), Async()], ids=lambda shell: shell.name)
+@pytest.fixture(
+    params=[Sync(), Async("asyncio", None), Async("uvloop", uvloop.new_event_loop)],
+    ids=lambda shell: shell.name,
+)
 def shell(request):
     return request.param
 

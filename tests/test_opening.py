@@ -1,0 +1,122 @@
+"""From a profile to a model: what is started, taken over, and stopped again."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+import orchestrator
+from orchestrator import opening
+from orchestrator.backend import Dialect, Endpoint
+from orchestrator.errors import ExitedEarly, ProfileError
+from orchestrator.model import AsyncTextModel, TextModel
+from tests.fakes.scripted import END, HEAD, Scripted, chunked, text
+
+DIALECT = Dialect("fake", {"temperature": "temperature", "max_tokens": "max_tokens"})
+
+
+class FakeBackend:
+    """What `load` needs of a backend; `done` tells what was done to it."""
+
+    url = ""
+    fails = None
+
+    def __init__(self, profile):
+        self.profile = profile
+        self.done = []
+        FakeBackend.last = self
+
+    def start(self):
+        self.done.append("start")
+        if self.fails:
+            raise self.fails
+        return self.endpoint()
+
+    def endpoint(self, timeout=None):
+        return Endpoint(self.url, None, "m", DIALECT)
+
+    @contextlib.contextmanager
+    def request(self):
+        self.done.append("request")
+        yield
+
+    def stop(self):
+        self.done.append("stop")
+
+    def status(self):
+        return {"memory": {"rss": 123}}
+
+    def plan(self):
+        header = SimpleNamespace(
+            name="Gemma",
+            architecture="gemma3",
+            layers=18,
+            vocabulary=262144,
+            quantisation="Q4_K_M",
+            parameters=268_098_176,
+            context=32768,
+        )
+        return SimpleNamespace(header=header, model_id="m", context=4096)
+
+
+@pytest.fixture
+def server():
+    server = Scripted([HEAD, chunked(text("ok")), END])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch, server):
+    monkeypatch.setattr(opening.backends, "find", lambda name: FakeBackend)
+    monkeypatch.setattr(FakeBackend, "url", server.url)
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        f"model: {model}\nbackend: llama-server\nslots: 3\nsampling: {{temperature: 0}}\n"
+        "timeouts: {stall: 7, request: 9, start: 11}\n"
+    )
+    return path
+
+
+def test_load_starts_and_close_stops_good(profile, server):
+    with orchestrator.load(profile) as model:
+        assert isinstance(model, TextModel)
+        assert model.slots == 3
+        assert model.generate("x").text() == "ok"
+        assert model.metrics.memory == {"rss": 123}
+        info = model.info
+    assert (info.architecture, info.layers, info.vocabulary) == ("gemma3", 18, 262144)
+    assert (info.quantisation, info.context, info.native_context) == ("Q4_K_M", 4096, 32768)
+    assert FakeBackend.last.done == ["start", "request", "stop"]
+    assert server.requests[0][1]["temperature"] == 0
+
+
+def test_profile_brings_the_deadlines_and_overrides_count_good(profile):
+    with orchestrator.load(profile, overrides=["timeouts.stall=5", "slots=2"]) as model:
+        settings = model._settings
+    assert (settings.stall, settings.request, settings.start, settings.slots) == (5, 9, 11, 2)
+
+
+def test_aload_does_the_same_good(profile):
+    async def main():
+        async with await orchestrator.aload(profile) as model:
+            assert isinstance(model, AsyncTextModel)
+            return await model.generate("x").text()
+
+    assert asyncio.run(main()) == "ok"
+    assert FakeBackend.last.done == ["start", "request", "stop"]
+
+
+def test_engine_that_does_not_start_is_stopped_again_bad(profile, monkeypatch):
+    monkeypatch.setattr(FakeBackend, "fails", ExitedEarly("engine: exit code 1", code=1, signal=None))
+    with pytest.raises(ExitedEarly):
+        orchestrator.load(profile)
+    assert FakeBackend.last.done == ["start", "stop"]
+
+
+def test_faulty_profile_bad(profile):
+    with pytest.raises(ProfileError, match="slots"):
+        orchestrator.load(profile, overrides=["slots=0"])
