@@ -25,6 +25,7 @@ CASES = {
     "multi_line": (b"data: a\ndata: b\ndata:\n\n", [Event(b"a\nb\n")]),
     "data_without_colon": (b"data\n\n", [Event(b"")]),
     "named": (b"event: error\ndata: {}\n\ndata: x\n\n", [Event(b"{}", "error"), Event(b"x")]),
+    "named_alone": (b"event: error\ndata: {}\n\n", [Event(b"{}", "error")]),
     "name_without_data_is_dropped": (b"event: a\n\ndata: x\n\n", [Event(b"x")]),
     "bare_error": (b'error: {"code":500}\n\n', [Event(b'{"code":500}', "error")]),
     "id_retry_unknown": (b"id: 1\nretry: 5\nfoo: bar\ndata: x\n\n", [Event(b"x")]),

@@ -196,6 +196,13 @@ def test_role_chunks_and_progress_are_not_the_first_token_good():
     assert (stream.first_ns, stream.last_ns) == (7, 7)
 
 
+def test_tokens_without_text_are_not_the_last_output_good():
+    events = [part + b"\n\n" for part in read("vllm_completion").split(b"\n\n") if part]
+    stream, tokens, _ = run(*events)
+    assert [token.at_ns for token in tokens if token.text] == [stream.first_ns, stream.last_ns]
+    assert stream.last_ns < tokens[-1].at_ns
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "says", "partial"),
     [
