@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections import deque
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.home import RunFolder
 
 READ = 1 << 16
+TURN = 64  # pieces of one log before the others' turn: one that floods must not hide them
 LOOKS = 3  # a rotation may pass between listing the files and looking at them
 LOOK = 0.1  # seconds between two looks at files that grow; the kernel tells us nothing without inotify
 
@@ -34,24 +36,35 @@ def logs(
     """Show engines' logs, of those that have ended too when they are named."""
     from orchestrator.cli import console
 
-    sources = [Source(folder) for folder in _folders(names)]
-    if not sources:
-        console.err("nothing runs; name one to see its last log")
-        return
-    width = max(len(source.name) for source in sources)
-    for source in sources:
-        source.prefix = f"{source.name:{width}} | ".encode() if len(sources) > 1 else b""
-        for lines in source.last(tail):
-            _write(lines)
-    while follow and sources:
+    with contextlib.ExitStack() as stack:
+        sources = [stack.enter_context(contextlib.closing(Source(folder))) for folder in _folders(names)]
+        if not sources:
+            console.err("nothing runs; name one to see its last log")
+            return
+        width = max(len(source.name) for source in sources)
+        for source in sources:
+            source.prefix = f"{source.name:{width}} | ".encode() if len(sources) > 1 else b""
+            for lines in source.last(tail):
+                console.raw(lines)
+        if follow:
+            _follow(sources)
+
+
+def _follow(sources: list[Source]) -> None:
+    """Write what is added until the owners of all have ended."""
+    from orchestrator.cli import console
+
+    while sources:
         # asked before the read: what was written before its owner ended is still read after
         alive = [source for source in sources if source.folder.held]
-        grown = [lines for source in sources for lines in source.more()]
-        for lines in grown:
-            _write(lines)
-        sources = alive
-        if not grown and sources:
-            time.sleep(LOOK)
+        grown = False
+        for source in sources:
+            for lines in itertools.islice(source.more(), TURN):
+                console.raw(lines)
+                grown = True
+        if not grown:
+            sources = alive
+            time.sleep(LOOK if sources else 0)
 
 
 def _folders(names: list[str] | None) -> list[RunFolder]:
@@ -68,12 +81,6 @@ def _folders(names: list[str] | None) -> list[RunFolder]:
             raise UsageError(f"logs: {name} has no log", advice="see `orchestrator ps`")
         found += matching
     return found
-
-
-def _write(data: bytes) -> None:
-    from orchestrator.cli import console
-
-    console.raw(data)
 
 
 class Source:
@@ -142,10 +149,14 @@ class Source:
                         return files[index + 1] if index + 1 < len(files) else None
         return files[0]  # ours fell off the end: go on with the oldest there is
 
-    def _open(self, path: Path) -> bool:
+    def close(self) -> None:
+        """Read no more."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _open(self, path: Path) -> bool:
+        self.close()
         try:
             self._file = path.open("rb", buffering=0)
         except FileNotFoundError:

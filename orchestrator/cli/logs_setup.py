@@ -31,33 +31,31 @@ def choose(level: Level | None, form: Format | None) -> None:
 
 
 def configure(default: Level = Level.WARNING) -> None:
-    """Send our log to stderr; `default` holds when the command line did not name a level."""
+    """Send the log to stderr; `default` holds when the command line did not name a level."""
     import logging
 
     import structlog
 
-    level = _chosen["level"] or default
     renderer: structlog.typing.Processor = structlog.processors.LogfmtRenderer(
         key_order=["timestamp", "level", "event", "profile"], drop_missing=True, bool_as_flag=False
     )
     if _chosen["format"] is Format.JSON:
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer(default=str)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[
                 structlog.stdlib.add_log_level,
-                structlog.stdlib.ExtraAdder(),
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.stdlib.ExtraAdder(),
             ],
             processors=[
-                structlog.processors.format_exc_info,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
                 renderer,
             ],
         )
     )
-    ours = logging.getLogger("orchestrator")
-    ours.handlers[:] = [handler]
-    ours.setLevel(str(level).upper())
-    ours.propagate = False
+    # of other packages only what is wrong
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("orchestrator").setLevel(str(_chosen["level"] or default).upper())

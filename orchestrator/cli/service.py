@@ -54,6 +54,7 @@ class Service:
         self._api_key_env = api_key_env
         self._served: set[str] = set()  # those that were ready once: their failures are told here
         self._failed: set[str] = set()
+        self._downed: set[str] = set()  # stopped by `down`
 
     async def run(self) -> int:
         """Serve until the end; returns the exit code."""
@@ -102,8 +103,8 @@ class Service:
         try:
             await asyncio.to_thread(self._backends[name].start)
         except OrchestratorError:
-            if self._wish.is_set() or self._backends[name].state is State.STOPPED:
-                return  # called off: by a signal, or by `down` while it loaded
+            if self._wish.is_set() or name in self._downed:
+                return  # called off while it loaded
             raise
         self._served.add(name)
         self._progress.hear({"say": "ready", "name": name, "url": self._gateway.url})
@@ -189,6 +190,7 @@ class Service:
         names = [name for name in self._backends if wanted is None or name in wanted]
         if len(names) == len(self._backends):
             self._wish.set()  # nothing is to be started any more, and the end is no failure
+        self._downed.update(names)
         await self._stop(names, question.get("grace"))
         self._changed.set()
         return {"stopped": names}

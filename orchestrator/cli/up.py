@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,12 +53,12 @@ def up(
     if report is None:
         wishes = loading.load_all(profiles, sets, backend)
         return _serve(wishes, host, port, key, api_key_env, None)
-    pipe = Pipe(report)
-    try:
-        return _serve(loading.load_all(profiles, sets, backend), host, port, key, api_key_env, pipe)
-    except OrchestratorError as error:
-        pipe.hear({"say": "error", "error": describe(error)})
-        raise
+    with contextlib.closing(Pipe(report)) as pipe:
+        try:
+            return _serve(loading.load_all(profiles, sets, backend), host, port, key, api_key_env, pipe)
+        except OrchestratorError as error:
+            pipe.hear({"say": "error", "error": describe(error)})
+            raise
 
 
 def _key(variable: str | None) -> str | None:
@@ -129,11 +130,10 @@ def _serve(
         shown = progress.choose()
         quiet = isinstance(shown, progress.Live)
         logs_setup.configure(logs_setup.Level.WARNING if quiet else logs_setup.Level.INFO)
-        if pipe is not None:
-            shown = progress.Both(shown, pipe)
+        told = shown if pipe is None else progress.Both(shown, pipe)
         backends, gateway = _prepare(wishes, host, port, key)
         try:
-            code = uvloop.run(Service(backends, gateway, folder, shown, api_key_env=api_key_env).run())
+            code = uvloop.run(Service(backends, gateway, folder, told, api_key_env=api_key_env).run())
         finally:
             shown.close()
     finally:
