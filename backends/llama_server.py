@@ -40,12 +40,39 @@ class Options(BaseModel):
     )
 
 
+_SAME = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "tools"),
+    *("presence_penalty", "frequency_penalty", "grammar", "json_schema", "ignore_eos", "logit_bias"),
+)
+DIALECT = Dialect(
+    "llama-server",
+    fields={
+        **{name: name for name in _SAME},
+        "logprobs": "n_probs",
+        "reasoning": "chat_template_kwargs.enable_thinking",
+    },
+    # its own defaults would sample otherwise than every other engine's
+    defaults={
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repeat_penalty": 1.0,
+        "repeat_last_n": 131072,  # tokens; the whole context, as elsewhere, and not the last 64
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"],
+        "return_progress": True,
+    },
+)
+
+
 class LlamaServer(SubprocessBackend):
     """llama-server on ROCm, CUDA, Vulkan or the CPU, whichever its binary was built for."""
 
     name = "llama-server"
     Options = Options
-    dialect: ClassVar[Dialect] = Dialect("llama-server", {}, {})
+    dialect: ClassVar[Dialect] = DIALECT
     program = Program(
         "llama-server",
         variables=("ROCM_LLAMA_SERVER_PATH", "LLAMA_SERVER_PATH"),
