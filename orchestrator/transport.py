@@ -92,8 +92,9 @@ class Call:
         headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
-        limits = [seconds for seconds in (self.settings.stall, self.settings.request) if seconds]
-        patience = min(limits) if limits else None
+        # aiohttp would count the caller's time between two tokens too; the async shell has its own watch.
+        limits = (self.settings.stall, self.settings.request) if isinstance(client, httpx.Client) else ()
+        patience = min((seconds for seconds in limits if seconds), default=None)
         return client.build_request(
             "POST",
             endpoint.url + self.path,
@@ -119,13 +120,11 @@ class Call:
             self.mark_sent()
 
     def may_resend(self, error: BaseException) -> bool:
-        """Whether the connection failed before any answer, so that sending again can't repeat anything."""
-        return (
-            isinstance(error, httpx.TransportError)
-            and not self.answered
-            and not self.stopped
-            and not _timed_out(error)
-        )
+        """Whether the connection failed before the answer's head, and neither we nor a deadline ended it.
+
+        Nothing was delivered then, so sending again can't repeat anything.
+        """
+        return isinstance(error, httpx.TransportError) and not self.stopped and not _timed_out(error)
 
     def accept(self, response: httpx.Response) -> bool:
         """Look at the answer's head; False when its body is an error to be read and given to `refuse`."""

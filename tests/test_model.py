@@ -422,18 +422,20 @@ def test_news_of_a_prompt_being_read_is_progress_good(shell, serve):
 
 
 def test_slow_caller_is_no_stall_good(shell, serve):
-    server = serve(HEAD, chunked(text("a", "b"), 30), END)
+    go = threading.Event()
+    server = serve(HEAD, chunked(WORD), go, chunked(text("b")), END)
 
     def work(drive):
         generation = drive.model.generate("x")
         drive.take(generation)
         if isinstance(drive, _AsyncDriver):
-            drive.runner.run(asyncio.sleep(0.3))
+            drive.runner.run(asyncio.sleep(0.5))
         else:
-            threading.Event().wait(0.3)
-        assert drive.text(generation) == "ab"
+            threading.Event().wait(0.5)
+        go.set()
+        assert drive.text(generation) == "Ab"
 
-    shell.run(Source(server.url, stall=0.1), work)
+    shell.run(Source(server.url, stall=0.2), work)
 
 
 @pytest.mark.parametrize("before", [(), (HEAD, chunked(WORD))], ids=["no-head", "token"])
