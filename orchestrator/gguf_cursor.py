@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from orchestrator.errors import NotAModel
+from orchestrator.gguf_known import Known
 
 ByteOrder = Literal["little", "big"]
 
@@ -39,8 +40,9 @@ def broken(path: Path, offset: int, reason: str) -> NotAModel:
 class Cursor:
     """Reads one file from `at` on; whatever reaches beyond the file is a `NotAModel`."""
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, path: Path, file: IO[bytes], known: Known | None = None) -> None:
         self.path = path
+        self.known = known
         self.descriptor = file.fileno()
         self.size = os.fstat(self.descriptor).st_size
         self.at = 0
@@ -113,6 +115,10 @@ class Cursor:
         """Step over `count` strings; a vocabulary has hundreds of thousands, so this is the hot loop."""
         if count > self.left // 8:
             raise self.fault(f"{what} announces {count} strings, more than the file can hold", self.at - 8)
+        start, whole = self.at, count
+        if self.known and (length := self.known.length(self.descriptor, start, count)):
+            self.at += length
+            return
         unpack = self._u64.unpack_from
         while count:
             index = previous = self._need(8, what)
@@ -128,3 +134,5 @@ class Cursor:
             if self._base + index > self.size:
                 raise self.fault(f"a string of {what} reaches beyond the file", self._base + previous)
             self.at = self._base + index
+        if self.known:
+            self.known.keep(self.descriptor, start, whole, self.at - start)

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.errors import NotAModel
 from orchestrator.gguf_cursor import ByteOrder
 from orchestrator.gguf_keys import Keys, Kind, fault
+from orchestrator.gguf_known import Known
 from orchestrator.gguf_walk import Tensor, Value, Walk, walk
 
 __all__ = ["DEFAULT_CONTEXT", "Header", "Split", "Tensor", "describe", "effective_context", "read", "shards"]
@@ -140,17 +141,17 @@ class Header:
         return {kind: (count[kind], total) for kind, total in size.most_common()}
 
 
-def read(path: Path) -> Header:
+def read(path: Path, known: Known | None = None) -> Header:
     """Read the metadata of the model at `path`, and of its other shards when it is the first of several.
 
-    A later shard is read for itself and has the kind ``shard``.
+    A later shard is read for itself and has the kind ``shard``. `known` makes reading many files faster.
 
     Raises:
         NotAModel: it is missing, unreadable, something else, broken, or a shard is missing.
         UnsupportedModel: its version or one of its tensor types is not known.
 
     """
-    first = walk(path)
+    first = walk(path, known)
     split = _split(first)
     walks: list[Walk] = [first]
     paths: tuple[Path, ...] = (path,)

@@ -18,6 +18,7 @@ from typing import Any
 
 from orchestrator.errors import NotAModel, UnsupportedModel
 from orchestrator.gguf_cursor import WINDOW, ByteOrder, Cursor, printable
+from orchestrator.gguf_known import Known
 
 Value = bool | int | float | str | tuple[Any, ...]
 
@@ -114,7 +115,7 @@ class Walk:
     end: int
 
 
-def walk(path: Path) -> Walk:
+def walk(path: Path, known: Known | None = None) -> Walk:
     """Read the header of the GGUF file at `path`.
 
     Raises:
@@ -127,7 +128,7 @@ def walk(path: Path) -> Walk:
             head = file.read(64)
             if not head.startswith(b"GGUF"):
                 raise _something_else(path, head)
-            return _Walker(Cursor(path, file)).run()
+            return _Walker(Cursor(path, file, known)).run()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise NotAModel(f"gguf: {path}: {reason}", path=path) from error

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "ground": (
-        "backend", "gguf_*", "hardware", "home", "leftovers", "log", "model_files", "model_package",
-        "profile", "profile_*", "yaml_*",
+        "backend", "engines", "gguf_*", "hf_*", "hardware", "home", "inventory", "inventory_*", "leftovers", "log",
+        "model_files", "model_package", "profile", "profile_*", "yaml_*",
     ),
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),

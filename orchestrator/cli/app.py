@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import chat, check, doctor, down, logs, logs_setup, plan, ps, run, schema, up
+from orchestrator.cli import chat, check, doctor, down, logs, logs_setup, models, plan, ps, run, schema, up
 
 app = typer.Typer(
     name="orchestrator",
@@ -26,6 +26,7 @@ for command in (
     plan.plan,
     check.check,
     schema.schema,
+    models.models,
     doctor.doctor,
 ):
     app.command()(command)

@@ -189,6 +189,46 @@ class Doctor(Document, frozen=True):
     findings: list[Finding]
 
 
+class FoundModel(Document):
+    """A model on disk, or what belongs to one.
+
+    `kind` is model, mmproj, adapter, imatrix, control-vector, vocabulary, or broken when there is a `fault`.
+    `engines` names what can serve it; vllm stands for every backend of that family.
+    """
+
+    path: str
+    format: str
+    kind: str
+    repository: str | None
+    files: int
+    size: int
+    architecture: str | None
+    name: str | None
+    parameters: int | None
+    quantisation: str | None
+    bits_per_weight: float | None
+    context: int | None
+    chat_template: bool
+    engines: list[str]
+    mmproj: list[str]
+    fault: str | None
+
+
+class Trouble(Document):
+    """A folder that could not be searched."""
+
+    path: str
+    reason: str
+
+
+class Models(Document):
+    """`models --json`."""
+
+    places: list[str]
+    models: list[FoundModel]
+    troubles: list[Trouble]
+
+
 ALL: Mapping[str, Any] = {
     "error": Error,
     "check": Check,
@@ -196,5 +236,6 @@ ALL: Mapping[str, Any] = {
     "run": Run,
     "plan": Plan,
     "doctor": Doctor,
+    "models": Models,
 }
 """File name in docs/reference/schemas -> the document's type."""
