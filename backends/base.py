@@ -12,24 +12,23 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import tenacity
-from pydantic import BaseModel
 
-from backends import failures, planning, process, programs, readiness
+from backends import failures, planning, process, readiness
+from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
 from backends.restarts import Budget
 from orchestrator import home, leftovers
-from orchestrator.backend import Binary, Command, Dialect, Endpoint, Event, Plan, State
+from orchestrator.backend import Command, Endpoint, Event, Plan, State
 from orchestrator.errors import (
     BackendError,
     Crashed,
@@ -41,7 +40,6 @@ from orchestrator.errors import (
     StopFailed,
     describe_exit,
 )
-from orchestrator.hardware import GpuMemory
 
 if TYPE_CHECKING:
     from orchestrator.profile import Profile
@@ -50,43 +48,8 @@ PORT_ATTEMPTS = 6
 _serial = itertools.count(1)
 
 
-class SubprocessBackend:
+class SubprocessBackend(Engine):
     """One profile served by one engine as a child process; an engine adds only data and `command`."""
-
-    # -- what an engine says of itself ----------------------------------------------------------------
-    name: ClassVar[str]
-    dialect: ClassVar[Dialect]
-    Options: ClassVar[type[BaseModel]]
-    program: ClassVar[programs.Program]
-    key_variable: ClassVar[str]
-    unset: ClassVar[tuple[str, ...]] = ()
-    reserved: ClassVar[tuple[str, ...]] = ()
-    health_path: ClassVar[str] = "/health"
-    props_path: ClassVar[str | None] = None
-    progress_path: ClassVar[str] = "/metrics"
-    progress: ClassVar[re.Pattern[str]]
-    gpu_memory: ClassVar[GpuMemory] = GpuMemory()
-    port_taken: ClassVar[re.Pattern[str]]
-    failures: ClassVar[tuple[Failure, ...]] = ()
-
-    @classmethod
-    def locate(cls, environ: Mapping[str, str]) -> Binary:
-        """Find the engine's program without a profile, for `doctor`; see `programs.find`."""
-        return programs.find(cls.program, None, environ)
-
-    @classmethod
-    def devices_of(cls, answer: programs.Answer) -> frozenset[str] | None:
-        """Return the device kinds that the program drives; None when it isn't this engine's program."""
-        raise NotImplementedError
-
-    def command(self, plan: Plan, port: int) -> Command:
-        """Return argv and environment; pure."""
-        raise NotImplementedError
-
-    def confirm(self, props: Any, plan: Plan) -> str | None:
-        """Compare what the ready engine says of itself with the plan; returns what differs."""
-        del props, plan
-        return None
 
     # -- for callers, from any thread -------------------------------------------------------------------
     def __init__(

@@ -105,7 +105,7 @@ async def launch(
         )
         with life.changed:
             life.tell("spawned", pid=child.pid, port=port)
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", key, plan.model_id, engine.dialect)
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", key, plan.model_id, engine.dialect_for(plan))
         await _until_ready(engine, child, endpoint, plan, port)
     except BaseException:
         await end(engine, child)

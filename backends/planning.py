@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from backends import programs
 from orchestrator import gguf_header, hardware, model_files
 from orchestrator.backend import Plan
-from orchestrator.errors import BinaryMissing, Problem, ProfileError
+from orchestrator.errors import Problem, ProfileError
 from orchestrator.profile import Profile
 
 if TYPE_CHECKING:
     from backends.base import SubprocessBackend
 
-CONTAINER_CLIENTS = ("docker", "podman", "nerdctl")
+MACHINE = "ORCHESTRATOR_MACHINE"  # the root of a captured machine, to plan for one that is elsewhere
 
 
 def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str, str]) -> Plan:
@@ -29,15 +28,15 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
 
     """
     _refuse_reserved(engine, profile)
-    binary = programs.find(engine.program, profile.command, environ)
-    supported = _supported(engine, binary.argv, environ, named_by_user=bool(profile.command))
-    device = hardware.choose(
-        hardware.detect(), profile.device, profile.gpus, supported=supported, environ=environ
-    )
-    path = model_files.resolve(profile.model, directory=profile.directory, environ=environ)
-    header = gguf_header.read(path)
-    context, source = gguf_header.effective_context(header.context, profile.context)
-    return Plan(
+    binary = engine.locate(environ, profile.command)
+    supported = engine.drives(binary, environ, named_by_user=bool(profile.command))
+    machine = hardware.detect(Path(environ.get(MACHINE) or "/"))
+    device = hardware.choose(machine, profile.device, profile.gpus, supported=supported, environ=environ)
+    path, header = engine.find_model(profile, environ)
+    context, source = gguf_header.effective_context(header.context if header else None, profile.context)
+    template = profile.directory / profile.chat_template if profile.chat_template else None
+    files: dict[str, Any] = {"directory": profile.directory, "environ": environ}
+    plan = Plan(
         profile=profile,
         backend=engine.name,
         binary=binary,
@@ -48,38 +47,24 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         context_source=source,
         slots=profile.slots,
         device=device,
+        mmproj_path=model_files.projector(profile.model, **files),
+        lora_paths=model_files.adapters(profile.model, **files),
+        chat_template_path=template if template and template.is_file() else None,
         notes=device.notes,
     )
+    return engine.settle(plan, machine)
 
 
 def _refuse_reserved(engine: SubprocessBackend, profile: Profile) -> None:
-    taken = [arg for arg in profile.args if arg.partition("=")[0] in engine.reserved]
+    taken = [arg for arg in profile.args if _flag(arg) in engine.reserved]
     if taken:
         where = str(profile.source or profile.name)
         raise ProfileError(
-            [
-                Problem(where, 0, 0, "args", f"{arg.partition('=')[0]} is set by the orchestrator")
-                for arg in taken
-            ],
+            [Problem(where, 0, 0, "args", f"{_flag(arg)} is set by the orchestrator") for arg in taken],
             advice="use the profile's own key for it (context, slots, name, model)",
         )
 
 
-def _supported(
-    engine: SubprocessBackend, argv: tuple[str, ...], environ: Mapping[str, str], *, named_by_user: bool
-) -> frozenset[str]:
-    """Return the device kinds that the program drives."""
-    anything = frozenset({"rocm", "cuda", "vulkan", "cpu"})
-    if Path(argv[0]).name in CONTAINER_CLIENTS:
-        return anything
-    answer = programs.ask((*argv, "--list-devices"), environ)
-    kinds = engine.devices_of(answer)
-    if kinds is not None:
-        return kinds
-    if named_by_user:  # a wrapper need not answer questions
-        return anything
-    said = (answer.text.strip().splitlines() or ["nothing"])[0]
-    raise BinaryMissing(
-        f"{argv[0]}: is not a {engine.name}: --list-devices answered {said[:200]!r}",
-        advice=engine.program.install,
-    )
+def _flag(arg: str) -> str:
+    """Return an argument's flag; both engines read ``--max_model_len`` as ``--max-model-len``."""
+    return arg.partition("=")[0].replace("_", "-")

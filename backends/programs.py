@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator import engines
 from orchestrator.backend import Binary
 from orchestrator.errors import BinaryMissing
 
@@ -26,6 +27,7 @@ class Program:
         variables: environment variables that name it.
         packages: ``module:function`` of installed packages that bring it; the function returns its path.
         install: what to do when it is nowhere.
+        environment: the name of the environment that ``orchestrator engines install`` makes for it.
 
     """
 
@@ -33,6 +35,7 @@ class Program:
     variables: tuple[str, ...] = ()
     packages: tuple[tuple[str, str], ...] = ()
     install: str = ""
+    environment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Answer:
 
 
 def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, str]) -> Binary:
-    """Find the program: the profile's own command, variables, PATH, packages.
+    """Find the program: the profile's own command, variables, its own environment, PATH, packages.
 
     Raises:
         BinaryMissing: it is nowhere, or what was named is not an executable file.
@@ -65,6 +68,8 @@ def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, 
     for variable in program.variables:
         if value := environ.get(variable):
             return Binary((_executable(Path(value).expanduser(), variable),), variable)
+    if program.environment and (own := engines.installed(program.environment, environ)):
+        return Binary((own["program"],), f"engine {program.environment}")
     if found := shutil.which(program.name, path=environ.get("PATH")):
         return Binary((found,), "PATH")
     for package, locate in program.packages:
@@ -78,7 +83,8 @@ def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, 
                 f"{program.name}: package {package} is broken: {error}", advice=program.install
             ) from error
         return Binary((_executable(Path(path), f"package {package}"),), f"package {package}")
-    looked = [*program.variables, "PATH", *(f"package {name}" for name, _ in program.packages)]
+    own_place = [f"engine {program.environment}"] if program.environment else []
+    looked = [*program.variables, *own_place, "PATH", *(f"package {name}" for name, _ in program.packages)]
     raise BinaryMissing(
         f"{program.name}: not found; looked in {', '.join(looked)}", advice=program.install or None
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from orchestrator.gguf_header import Header
     from orchestrator.hardware import DeviceChoice
+    from orchestrator.hf_model import HfModel
     from orchestrator.profile import Profile
 
 ENTRY_POINT_GROUP = "orchestrator.backends"
@@ -61,12 +62,14 @@ class Dialect:
             absent is not offered by the engine, and asking for it is refused by name.
         defaults: request fields sent with every request unless an option overrides them, so that an
             engine's own default samplers never leak in.
+        limits: our option name -> the most that the engine accepts; what is above is sent as that.
 
     """
 
     name: str
     fields: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Plan:
         profile: the wish this answers.
         backend: the engine's name.
         binary: the engine's program and why it was taken.
-        model_path: the model's first file, or its folder.
+        model_path: the model's first file, its folder, or its name on Hugging Face.
         model_id: the id under which the engine serves it.
         header: the model's metadata, or None when it has none we can read.
         context: tokens per slot.
@@ -154,7 +157,7 @@ class Plan:
     binary: Binary
     model_path: Path
     model_id: str
-    header: Header | None
+    header: Header | HfModel | None
     context: int
     context_source: str
     slots: int

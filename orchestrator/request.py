@@ -123,7 +123,9 @@ def _body(endpoint: Endpoint, content: dict[str, Any], options: Options, *, chat
                 f"request: {dialect.name} does not offer {name}",
                 advice=f"it offers: {', '.join(sorted(dialect.fields))}",
             )
-        _put_option(body, name, dialect.fields[name], value, chat=chat)
+        limit = dialect.limits.get(name)
+        sent = value if limit is None or not isinstance(value, int) else min(value, limit)
+        _put_option(body, name, dialect.fields[name], sent, chat=chat)
     return {**body, **(options.get("extra") or {})}
 
 

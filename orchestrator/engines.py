@@ -1,0 +1,302 @@
+"""Environments of their own for engines: where they are, and how one is made and kept whole.
+
+    $ORCHESTRATOR_ENGINES (default $XDG_DATA_HOME/orchestrator/engines)
+      NAME/                 a virtual environment of that engine alone; nothing of it enters ours
+      NAME/installed.json   written last: without it nobody uses what is there, and the next run goes on
+
+Which packages go in is the engine's business: its class names a `Recipe`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit
+from orchestrator.hardware import Machine
+
+STAMP = "installed.json"
+VERIFY_SECONDS = 300  # the first import of a big engine compiles its Python files
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of ``pip install``.
+
+    Attributes:
+        arguments: what follows ``pip install``.
+        elsewhere: a package index to be asked when the configured ones do not have it, or None.
+
+    """
+
+    arguments: tuple[str, ...]
+    elsewhere: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an engine gets an environment of its own.
+
+    Attributes:
+        steps: calls of pip, in order.
+        program: the engine's program in the environment, a glob relative to it.
+        question: arguments with which that program tells its version as the last word it prints.
+        locks: requirement files that `steps` name; another content is another installation.
+        size: bytes that it takes on disk.
+        device: the kind of GPU that it is for, or None.
+        python: the only Python version it is made for, such as ``3.12``, or None.
+        glibc: the oldest C library that it runs with, such as ``2.35``, or None.
+        needs: programs that installing needs.
+        remark: what takes long, or None.
+
+    """
+
+    steps: tuple[Step, ...]
+    program: str
+    question: tuple[str, ...]
+    locks: tuple[Path, ...] = ()
+    size: int = 0
+    device: str | None = None
+    python: str | None = None
+    glibc: str | None = None
+    needs: tuple[str, ...] = ()
+    remark: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """What an installation depends on."""
+        told = repr((self.steps, self.program)).encode()
+        for lock in self.locks:
+            told += lock.read_bytes()
+        return hashlib.sha256(told).hexdigest()
+
+
+def folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the engines' environments are."""
+    if named := environ.get("ORCHESTRATOR_ENGINES"):
+        return Path(named).expanduser()
+    data = environ.get("XDG_DATA_HOME") or ""
+    base = Path(data) if data.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local/share"
+    return base / "orchestrator" / "engines"
+
+
+def installed(name: str, environ: Mapping[str, str] = os.environ) -> Mapping[str, str] | None:
+    """Return an environment's version, program and fingerprint; None when it is not there or not whole."""
+    place = folder(environ) / name
+    try:
+        known = json.loads((place / STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(known, dict) and os.access(str(known.get("program", "")), os.X_OK)
+    return known if whole else None
+
+
+def install(
+    name: str,
+    recipe: Recipe,
+    machine: Machine,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    tell: Tell = lambda _: None,
+) -> Mapping[str, str]:
+    """Make an engine's environment, or finish one that was begun; nothing is done when it is whole.
+
+    Args:
+        name: the engine.
+        recipe: how.
+        machine: what it will run on.
+        environ: the environment; says where engines go.
+        tell: hears one line at a time of how far it is.
+
+    Returns:
+        what `installed` returns afterwards.
+
+    Raises:
+        DeviceMissing: it is for a GPU that is not there.
+        DoesNotFit: the disk has no room for it.
+        BackendError: it can't be installed here, or pip failed; says what is missing.
+
+    """
+    _refuse_impossible(name, recipe, machine)
+    place = folder(environ) / name
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendError(
+            f"engines: {place} can't be made: {error.strerror}",
+            advice="set ORCHESTRATOR_ENGINES to a folder of yours",
+        ) from error
+    with _alone(place, tell):
+        known = installed(name, environ)
+        if known is not None and known.get("fingerprint") == recipe.fingerprint:
+            return known
+        _make(name, place, recipe, environ, tell)
+    known = installed(name, environ)
+    assert known is not None
+    return known
+
+
+def remove(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Remove an engine's environment; False when there was none."""
+    place = folder(environ) / name
+    if not place.is_dir():
+        return False
+    (place / STAMP).unlink(missing_ok=True)
+    shutil.rmtree(place)
+    return True
+
+
+def _refuse_impossible(name: str, recipe: Recipe, machine: Machine) -> None:
+    """Refuse before anything is made; every reason is told at once."""
+    missing = []
+    ours, glibc = ".".join(platform.python_version_tuple()[:2]), platform.libc_ver()[1]
+    if recipe.python is not None and _python(recipe) is None:
+        missing.append(f"Python {recipe.python}, this is {ours} and no python{recipe.python} is on PATH")
+    if recipe.glibc is not None and _numbers(glibc) < _numbers(recipe.glibc):
+        missing.append(f"glibc {recipe.glibc} or newer, this is {glibc or 'another C library'}")
+    missing += [f"the program {program}" for program in recipe.needs if shutil.which(program) is None]
+    if recipe.device is not None:
+        cards = [gpu for gpu in machine.gpus if recipe.device in gpu.kinds]
+        usable = [gpu for gpu in cards if recipe.device not in gpu.blocked]
+        if not usable:
+            why = f": {cards[0].label}: {cards[0].blocked[recipe.device]}" if cards else ", none was found"
+            raise DeviceMissing(
+                f"engines: {name} needs a GPU for {recipe.device}{why}"
+                + "".join(f"; it also needs {what}" for what in missing),
+                advice="orchestrator doctor says what was found; the CPU's form of the engine runs anywhere",
+            )
+    if missing:
+        raise BackendError(
+            f"engines: {name} needs {'; and '.join(missing)}",
+            advice="install what is missing, then try again",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _python(recipe: Recipe) -> str | None:
+    """Return the Python that the environment is made with."""
+    if recipe.python is None or ".".join(platform.python_version_tuple()[:2]) == recipe.python:
+        return sys.executable
+    return shutil.which(f"python{recipe.python}")
+
+
+@contextlib.contextmanager
+def _alone(place: Path, tell: Tell) -> Iterator[None]:
+    """Hold an engine's environment for oneself, waiting for whoever has it."""
+    with (place / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            tell("another process installs it, waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], tell: Tell) -> None:
+    """Make or finish the environment and verify it; the stamp is written last."""
+    (place / STAMP).unlink(missing_ok=True)  # from here on it is not whole
+    free = shutil.disk_usage(place).free
+    there = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+    if free + there < recipe.size:
+        raise DoesNotFit(
+            f"engines: {name} takes {recipe.size / 1e9:.1f} GB, and {place} has {free / 1e9:.1f} GB free",
+            advice="make room, or set ORCHESTRATOR_ENGINES to a folder on another disk",
+        )
+    python = place / "bin" / "python"
+    env = {key: value for key, value in environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    if not (place / "pyvenv.cfg").exists() or not os.access(python, os.X_OK):
+        tell(f"making an environment in {place}")
+        chosen = _python(recipe)
+        assert chosen is not None
+        _run(name, [chosen, "-m", "venv", "--without-pip", str(place)], env, tell)
+    if recipe.remark:
+        tell(recipe.remark)
+    for number, step in enumerate(recipe.steps, 1):
+        tell(f"step {number} of {len(recipe.steps)}: {' '.join(step.arguments)}")
+        # our own pip, so that every environment is made by the same one
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
+        order = [*pip, "--progress-bar", "off", *step.arguments]
+        try:
+            _run(name, order, env, tell)
+        except BackendError:
+            if step.elsewhere is None:
+                raise
+            tell(f"not there; asking {step.elsewhere}")
+            _run(name, [*order, "--extra-index-url", step.elsewhere], env, tell)
+    tell("asking it for its version")
+    program = next(iter(sorted(place.glob(recipe.program))), None)
+    if program is None:
+        raise BinaryMissing(f"engines: {name} was installed, but {place / recipe.program} is not there")
+    version = _version(name, [str(program), *recipe.question], env)
+    stamp = {"version": version, "program": str(program), "fingerprint": recipe.fingerprint}
+    with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
+        json.dump(stamp, file)
+    Path(file.name).replace(place / STAMP)
+    tell(f"{name} {version} is installed")
+
+
+def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell) -> None:
+    """Run a program and pass its lines on; its last lines belong to the error when it fails."""
+    tail: list[str] = []
+    with subprocess.Popen(
+        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as child:
+        assert child.stdout is not None
+        try:
+            for raw in child.stdout:
+                line = raw.decode("utf-8", "replace").rstrip()
+                if line:
+                    tell(line)
+                    tail = [*tail[-19:], line]
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode:
+        raise BackendError(
+            f"engines: installing {name} failed: {argv[0]} ended with {child.returncode}",
+            log_tail=tail,
+            advice="mend what its last lines name and run it again; what was fetched is kept",
+        )
+
+
+def _version(name: str, argv: list[str], env: Mapping[str, str]) -> str:
+    """Ask what was installed for its version.
+
+    Raises:
+        BinaryMissing: it does not run.
+
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=VERIFY_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BinaryMissing(f"engines: {name} was installed but does not run: {error}") from error
+    said = done.stdout.decode("utf-8", "replace").split("\n")
+    if done.returncode:
+        raise BinaryMissing(
+            f"engines: {name} was installed but does not run: exit code {done.returncode}",
+            log_tail=[line for line in said if line.strip()][-20:],
+        )
+    return next((line.strip() for line in reversed(said) if line.strip()), "unknown")
