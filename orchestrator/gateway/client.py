@@ -114,7 +114,7 @@ class Client(asyncio.Protocol):
         """Whatever was under way for this client ends."""
         self._deaf = True
         self._pending.clear()
-        self._drop_body()
+        self.drop_body()
         handler, self._handler = self._handler, None
         self._gateway.forget(self)
         if handler is not None:
@@ -133,7 +133,8 @@ class Client(asyncio.Protocol):
         self.deadline = 0.0
         if self._handler is not None:
             self._handler.resume()
-        elif self._message is None:
+        elif self._message is None and not self._deaf:
+            self.deadline = self._loop.time() + self._limits.idle
             self._next()
 
     def data_received(self, data: bytes) -> None:
@@ -211,7 +212,8 @@ class Client(asyncio.Protocol):
         if handler is not None:  # else it is answered, and the next request may have a handler by now
             self._handler = handler
 
-    def _drop_body(self) -> None:
+    def drop_body(self) -> None:
+        """Let go of the request's body; it will not be sent again."""
         self._gateway.release_body(self._size)
         self._parts, self._size = [], 0
 
@@ -284,7 +286,7 @@ class Client(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._handler = self._message = self._payload = None
-        self._drop_body()
+        self.drop_body()
         if self._close or self._gateway.stopping:
             self._deaf = True
             self._pending.clear()

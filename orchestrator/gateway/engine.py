@@ -91,6 +91,9 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand on what came, without its framing."""
         self.received = True
+        if self._owner is None:
+            self.abort()  # nobody asked for anything
+            return
         try:
             messages, _, _ = self._parser.feed_data(data)
         except Exception:  # whatever it is, this is not an answer

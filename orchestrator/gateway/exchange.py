@@ -52,7 +52,6 @@ class Exchange:
         self._counted: AbstractContextManager[None] | None = None
         self._stale: Pool | None = None
         self._resent = False
-        self._status = 0
         self._head: ResponseMessage | None = None
         self._held: list[bytes] | None = None
         self._held_size = 0
@@ -135,6 +134,8 @@ class Exchange:
     def on_head(self, message: ResponseMessage) -> None:
         """Decide how the answer is passed on: events one by one, JSON whole, all else as it comes."""
         self._head = message
+        self._body = b""
+        self._client.drop_body()
         kind = message.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         self._events = kind == "text/event-stream"
         if kind == "application/json":

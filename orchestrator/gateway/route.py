@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from orchestrator.backend import Endpoint, Event, State
-from orchestrator.errors import BackendError
+from orchestrator.errors import OrchestratorError
 from orchestrator.gateway.engine import Pool
 from orchestrator.gateway.wire import Failure
 
@@ -101,7 +101,7 @@ class Route:
         if self.state is State.READY:
             try:
                 endpoint = self.upstream.endpoint(0)
-            except BackendError:
+            except OrchestratorError:
                 self.state = self.upstream.state
         before = (self._told, self.pool)
         self._told = self.state
