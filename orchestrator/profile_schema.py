@@ -170,8 +170,11 @@ class Keys(_Keys):
     flash_attention: Literal["on", "off", "auto"] = Field(
         default="auto", description="The fused attention kernel."
     )
-    kv_cache_type: Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"] = Field(
-        default="f16", description="How keys and values are kept in memory."
+    kv_cache_type: Literal[
+        "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8", "fp8_e4m3", "fp8_e5m2"
+    ] = Field(
+        default="f16",
+        description="How keys and values are kept in memory; q and iq are llama.cpp's, fp8 is vLLM's.",
     )
     memory_fraction: float = Field(
         default=DEFAULT_MEMORY_FRACTION,
