@@ -657,6 +657,7 @@ def test_batch_sends_as_many_at_once_as_there_are_slots_good(shell, serve):
             if running[0] == 3:
                 full.set()
         yield full  # nobody is answered before three are there
+        threading.Event().wait(0.2)  # and a fourth would have had the time to come
         with lock:
             running[0] -= 1
         yield HEAD + chunked(text("ok")) + END
