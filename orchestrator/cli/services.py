@@ -112,8 +112,11 @@ def sweep(root: Path) -> list[str]:
     """Clean up after owners that died; returns what was found and done, one line each."""
     said = []
     for folder in _service_folders(root):
+        # one whose process lives may be about to take its lock
+        if not folder.name.isdecimal() or leftovers.start_time(int(folder.name)) is not None:
+            continue
         record = folder.read()
-        if folder.held or not folder.acquire():
+        if not folder.acquire():
             continue
         log = folder.path / SERVICE_LOG
         folder.release(remove=not log.exists() or time.time() - log.stat().st_mtime > LOG_LIFE)

@@ -114,11 +114,13 @@ def _serve(
 ) -> int:
     import uvloop
 
-    from orchestrator.cli import logs_setup, progress
+    from orchestrator.cli import console, logs_setup, progress
     from orchestrator.cli.service import Service
-    from orchestrator.cli.services import SERVICE_LOG, service_folder
+    from orchestrator.cli.services import SERVICE_LOG, service_folder, sweep
     from orchestrator.home import home
 
+    for line in sweep(home()):
+        console.err(line)
     folder = service_folder(home(), os.getpid())
     if not folder.acquire():  # our own pid's: only a program that holds it on purpose can do that
         raise already_runs(str(os.getpid()))

@@ -140,8 +140,10 @@ def test_up_without_the_engines_program_bad(cli: Cli, fake: Write, tmp_path: Pat
 
 
 def test_up_whose_last_engine_was_given_up_ends_with_3_bad(start: Start, fake: Write) -> None:
-    up = start("up", fake("frail", {"exit_after": 0.2, "exit_from": "ready", "exit_code": 1},
-                          restart={"attempts": 1, "window": 300, "backoff": [0.05, 0.1]}), "--port", "0")  # fmt: skip
+    frail = fake(
+        "frail", {"exit_after": 0.2, "exit_from": "ready"}, restart={"attempts": 1, "backoff": [0, 0]}
+    )
+    up = start("up", frail, "--port", "0")
     up.ready()
     assert up.wait() == 3
     assert any("gave up" in line for line in up.err)
