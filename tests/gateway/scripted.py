@@ -18,6 +18,7 @@ from orchestrator.gateway import Gateway
 
 KEY = "sk-engine-secret"
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_started: list[Engine] = []
 DONE = b"data: [DONE]\n\n"
 
 
@@ -27,7 +28,12 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def bounded() -> None:
-            await asyncio.wait_for(test(*args, **kwargs), 60)
+            try:
+                await asyncio.wait_for(test(*args, **kwargs), 60)
+            finally:
+                # a loop with an open server does not close, so a failure would hang instead of being told
+                while _started:
+                    await _started.pop().kill()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(bounded())
@@ -102,6 +108,7 @@ class Engine:
     async def start(self, port: int = 0) -> int:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         self.port = int(self._server.sockets[0].getsockname()[1])
+        _started.append(self)
         return self.port
 
     @property
@@ -205,17 +212,24 @@ class Setup:
 
 
 @contextlib.asynccontextmanager
+async def listening(gateway: Gateway) -> AsyncIterator[Gateway]:
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop(0)
+
+
+@contextlib.asynccontextmanager
 async def behind_gateway(script: Script, **options: Any) -> AsyncIterator[Setup]:
     """Run a scripted engine behind a gateway; the profile is gemma."""
     engine = Engine(script)
     await engine.start()
     upstream = FakeUpstream(state=State.READY, current=engine.endpoint)
-    gateway = Gateway({"gemma": upstream}, port=0, **options)
-    port = await gateway.start()
     try:
-        yield Setup(engine, upstream, gateway, port)
+        async with listening(Gateway({"gemma": upstream}, port=0, **options)) as gateway:
+            yield Setup(engine, upstream, gateway, gateway.port)
     finally:
-        await gateway.stop(0)
         await engine.kill()
 
 

@@ -24,6 +24,7 @@ from tests.gateway.scripted import (
     event,
     get,
     in_loop,
+    listening,
     ok,
     until,
 )
@@ -111,7 +112,6 @@ async def test_death_before_any_byte_is_served_by_the_next_engine_good() -> None
         got = await client.answer()
         assert (got.status, json.loads(got.body)["n"]) == (200, 1)
         assert len(setup.engine.calls) == len(second.calls) == 1
-        await second.kill()
 
 
 @in_loop
@@ -144,7 +144,6 @@ async def test_death_of_a_used_connection_and_of_the_next_engine_counts_as_two_u
         setup.upstream.become(State.READY, second.endpoint)
         assert (await client.answer()).status == 502
         assert len(second.calls) == 1
-        await second.kill()
 
 
 @in_loop
@@ -158,7 +157,6 @@ async def test_refused_connection_waits_for_the_news_good() -> None:
         await second.start()
         setup.upstream.become(State.READY, second.endpoint)
         assert (await client.answer()).status == 200
-        await second.kill()
 
 
 @in_loop
@@ -388,7 +386,6 @@ async def test_switch_behind_the_name_loses_nothing_good() -> None:
         assert await streaming.piece() == b""
         assert setup.upstream.callbacks == []
         assert setup.upstream.in_flight == 0
-    await second.kill()
 
 
 @in_loop
@@ -408,9 +405,7 @@ async def test_fault_of_ours_is_answered_and_logged_ugly() -> None:
         def status(self) -> dict[str, object]:
             raise RuntimeError("boom")
 
-    gateway = Gateway({"gemma": Broken()}, port=0)
-    port = await gateway.start()
-    got = await get(port, path="/api/status")
-    assert (got.status, got.error["code"]) == (500, "internal")
-    assert b"boom" not in got.body
-    await gateway.stop(0)
+    async with listening(Gateway({"gemma": Broken()}, port=0)) as gateway:
+        got = await get(gateway.port, path="/api/status")
+        assert (got.status, got.error["code"]) == (500, "internal")
+        assert b"boom" not in got.body

@@ -21,6 +21,7 @@ from tests.gateway.scripted import (
     connected,
     event,
     in_loop,
+    listening,
     ok,
     until,
 )
@@ -28,24 +29,20 @@ from tests.gateway.scripted import (
 
 @in_loop
 async def test_port_zero_is_a_free_one_good() -> None:
-    gateway = Gateway({}, port=0)
-    port = await gateway.start()
-    assert gateway.port == port > 0
-    assert gateway.url == f"http://127.0.0.1:{port}/v1"
-    await gateway.stop(0)
+    async with listening(Gateway({}, port=0)) as gateway:
+        assert gateway.port > 0
+        assert gateway.url == f"http://127.0.0.1:{gateway.port}/v1"
 
 
 @in_loop
 async def test_taken_port_is_said_so_bad() -> None:
-    first = Gateway({}, port=0)
-    port = await first.start()
-    with pytest.raises(PortTaken, match=rf"gateway: 127\.0\.0\.1:{port} is taken") as caught:
-        await Gateway({}, port=port).start()
-    assert "--port" in str(caught.value.advice)
-    await first.stop(0)
-    second = Gateway({}, port=port)  # and is free again at once
-    assert await second.start() == port
-    await second.stop(0)
+    async with listening(Gateway({}, port=0)) as first:
+        port = first.port
+        with pytest.raises(PortTaken, match=rf"gateway: 127\.0\.0\.1:{port} is taken") as caught:
+            await Gateway({}, port=port).start()
+        assert "--port" in str(caught.value.advice)
+    async with listening(Gateway({}, port=port)) as second:  # and it is free again at once
+        assert second.port == port
 
 
 @in_loop

@@ -18,7 +18,7 @@ import uvloop
 
 from orchestrator.backend import Dialect, Endpoint, State
 from orchestrator.gateway import Gateway
-from tests.gateway.scripted import FakeUpstream
+from tests.gateway.scripted import FakeUpstream, listening
 
 pytestmark = pytest.mark.real
 KEY = "sk-only-the-gateway-knows"
@@ -70,11 +70,10 @@ def url(engine: Endpoint) -> Iterator[str]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        await gateway.start()
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await stop.wait()
-        await gateway.stop(1)
+        async with listening(gateway):
+            loops.append(asyncio.get_running_loop())
+            started.set()
+            await stop.wait()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

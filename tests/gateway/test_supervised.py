@@ -10,21 +10,17 @@ from backends.llama_server import LlamaServer
 from orchestrator.backend import State
 from orchestrator.gateway import Gateway
 from tests.backends.conftest import engine, fake_profile, tiny_model  # noqa: F401 - fixtures
-from tests.gateway.scripted import connected, get, in_loop, until
+from tests.gateway.scripted import connected, get, in_loop, listening, until
 
 ASK = {"model": "fake", "prompt": "one two", "max_tokens": 20}
 
 
 @contextlib.asynccontextmanager
 async def serving(backend: LlamaServer) -> AsyncIterator[int]:
-    gateway = Gateway({"fake": backend}, port=0)
-    await gateway.start()
-    await asyncio.to_thread(backend.start)
-    await until(lambda: gateway._dispatcher.routes["fake"].pool is not None)
-    try:
+    async with listening(Gateway({"fake": backend}, port=0)) as gateway:
+        await asyncio.to_thread(backend.start)
+        await until(lambda: gateway._dispatcher.routes["fake"].pool is not None)
         yield gateway.port
-    finally:
-        await gateway.stop(0)
 
 
 Make = Callable[..., LlamaServer]
