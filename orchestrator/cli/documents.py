@@ -189,7 +189,7 @@ class Doctor(Document, frozen=True):
     findings: list[Finding]
 
 
-class FoundModel(Document):
+class FoundModel(Document, frozen=True):
     """A model on disk, or what belongs to one.
 
     `kind` is model, mmproj, adapter, imatrix, control-vector, vocabulary, or broken when there is a `fault`.
@@ -214,19 +214,40 @@ class FoundModel(Document):
     fault: str | None
 
 
-class Trouble(Document):
+class Trouble(Document, frozen=True):
     """A folder that could not be searched."""
 
     path: str
     reason: str
 
 
-class Models(Document):
+class Models(Document, frozen=True):
     """`models --json`."""
 
     places: list[str]
     models: list[FoundModel]
     troubles: list[Trouble]
+
+
+class FoundEngine(Document, frozen=True):
+    """An engine; with a `problem` it can't be used. `environment` is what `engines install` made."""
+
+    name: str
+    version: str | None
+    devices: list[str]
+    argv: list[str]
+    source: str | None
+    environment: str | None
+    installable: bool
+    problem: str | None
+    advice: str | None
+
+
+class Engines(Document, frozen=True):
+    """`engines --json`; `folder` is where environments of engines are made."""
+
+    folder: str
+    engines: list[FoundEngine]
 
 
 ALL: Mapping[str, Any] = {
@@ -237,5 +258,7 @@ ALL: Mapping[str, Any] = {
     "plan": Plan,
     "doctor": Doctor,
     "models": Models,
+    "engines": Engines,
+    "engines-install": FoundEngine,
 }
 """File name in docs/reference/schemas -> the document's type."""

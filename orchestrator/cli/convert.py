@@ -1,0 +1,29 @@
+"""``orchestrator convert``: the safetensors form of a GGUF model, for engines that read only that."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli import options
+
+
+def convert(
+    profile: options.ProfileFile,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="NAME", help="The engine that shall read it.")
+    ] = "vllm-cpu",
+) -> None:
+    """Make the form of a profile's model that another engine reads; it is kept and found from then on."""
+    from orchestrator.backend import find
+    from orchestrator.cli import console, loading
+    from orchestrator.errors import BackendError
+
+    engine: Any = find(backend)
+    if not hasattr(engine, "converted"):
+        raise BackendError(f"convert: {backend} reads a profile's model as it is")
+    wish = loading.load_all([profile], None, backend)[0]
+    console.err("converting, half a minute for a small model")
+    console.out(str(engine.converted(wish, os.environ)))
