@@ -1,8 +1,8 @@
 """How much memory a model takes, whether that fits, and the most that would: pure arithmetic.
 
 `estimate` follows what llama.cpp allocates: weights (the tensors' bytes), the cache (`fit_layers`), the
-compute buffer, and what the runtime takes besides. Figures for the compute buffer come from its graphs as
-llama-fit-params reports them; docs/explanation/memory-estimate.md derives them and shows how far they hold.
+compute buffer (`fit_compute`), and what the runtime takes besides. How far
+it holds is in docs/reference/memory.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from orchestrator.gguf_header import Header
-from orchestrator.hardware import fit_layers
+from orchestrator.hardware import fit_compute, fit_layers
 
 MIB: Final = 1 << 20
 MARGIN: Final = 256 * MIB  # left free: what a desktop's compositor takes and gives back meanwhile
@@ -25,9 +25,6 @@ RUNTIME: Final = {"rocm": 512 * MIB, "cuda": 448 * MIB, "vulkan": 256 * MIB, "cp
 PROCESS: Final = 64 * MIB
 TOKEN: Final = 320  # bytes that each token of the vocabulary takes there: its text, its score, two look-ups
 
-_WIDTHS: Final = 5  # activations as wide as the model that are alive at the peak, the input among them
-_HIDDEN: Final = 3  # activations as wide as the feed-forward layer
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -39,6 +36,8 @@ class Wish:
         kv_type: storage type of the cache.
         gpu_layers: layers on the cards, the output layer counting as one; None for all of them.
         ubatch: tokens computed at once.
+        outputs: tokens of a ubatch whose logits are kept; None for all. llama-server keeps one a slot since
+            June 2026 (llama.cpp#23861), older ones and llama-fit-params count all.
         kind: device kind.
         cards: number of GPUs that share the model by layers.
         flash_attention: whether attention is computed without the whole matrix of scores.
@@ -52,6 +51,7 @@ class Wish:
     kv_type: str = "f16"
     gpu_layers: int | None = None
     ubatch: int = UBATCH
+    outputs: int | None = None
     kind: str = "cpu"
     cards: int = 1
     flash_attention: bool = True
@@ -146,15 +146,17 @@ def estimate(header: Header, wish: Wish) -> Estimate:
     host_weights, device_weights = _weights(header, first, bool(on_cards))
     attached = (*wish.adapters, *((wish.mmproj,) if wish.mmproj else ()))
     more = sum(each.tensor_bytes for each in attached)
-    compute, inputs = _compute(header, kept, wish)
-    sight = _projector_compute(wish.mmproj) if wish.mmproj else 0
+    compute, inputs = fit_compute.buffer(
+        header,
+        kept,
+        fit_compute.Batch(wish.context, wish.slots, wish.ubatch, wish.outputs, wish.flash_attention),
+    )
+    sight = fit_compute.projector(wish.mmproj) if wish.mmproj else 0
     tokens = header.vocabulary or 0
     process = PROCESS + tokens * (TOKEN + 4 * wish.slots)  # the logits of each slot's last token
     notes = []
     if header.architecture in fit_layers.UNCOUNTED:
         notes.append(f"{header.architecture} keeps further caches, which are not counted")
-    if any(layer.state for layer in kept):
-        notes.append("the compute buffer of recurrent layers is not modelled, only that of the output")
     if not on_cards:
         part = Part(host_weights + more, kv[0], compute + sight, process + RUNTIME[wish.kind])
         return Estimate(Part(), part, 0, notes=tuple(notes))
@@ -244,49 +246,3 @@ def _weights(header: Header, first: int, offloaded: bool) -> tuple[int, int]:
     if offloaded and "output.weight" not in names:  # the embedding is the output too: a copy goes along
         device += sum(tensor.bytes for tensor in header.tensors if tensor.name == "token_embd.weight")
     return host, device
-
-
-def _compute(header: Header, kept: tuple[fit_layers.Layer, ...], wish: Wish) -> tuple[int, int]:
-    """Return the bytes of the compute buffer at its peak, and of its inputs alone."""
-    context = fit_layers.padded(wish.context)
-    tokens = min(wish.ubatch, context * wish.slots)
-    tokens = -(-tokens // wish.slots) * wish.slots
-    attending = [layer for layer in kept if layer.key]
-    element = 2 if wish.flash_attention else 4
-    depths = {
-        bool(layer.window): fit_layers.cells(layer, wish.context, 1, wish.ubatch) for layer in attending
-    }
-    masks = sum(depths.values()) * tokens * element  # one for the windowed layers, one for the others
-    width = (header.embedding or 0) * tokens * 4
-    logits = (header.vocabulary or 0) * tokens * 4
-    hidden = _HIDDEN * _hidden(header) * tokens * 4
-    attention = 0
-    if not wish.flash_attention and attending:
-        heads = header.heads if isinstance(header.heads, int) else max(header.heads or (0,))
-        keys = max(layer.key + layer.value for layer in attending)
-        attention = 4 * tokens * (max(depths.values()) * heads + heads * (header.key_length or 0) + keys)
-    return masks + _WIDTHS * width + max(logits, hidden, attention), masks + width
-
-
-def _hidden(header: Header) -> int:
-    """Return the widest activation between the matrices of a feed-forward layer, in elements."""
-    dense = header.feed_forward if isinstance(header.feed_forward, int) else max(header.feed_forward or (0,))
-    if not header.experts:
-        return dense
-    expert = header.value("expert_feed_forward_length")
-    return header.experts_used * (expert if type(expert) is int and expert else dense)
-
-
-def _projector_compute(projector: Header) -> int:
-    """Return the bytes that reading one image takes at most: scores of all patches, and activations."""
-
-    def of(key: str) -> int:
-        value = projector.metadata.get(f"clip.vision.{key}")
-        return value if type(value) is int else 0
-
-    patch = of("patch_size")
-    if not patch:
-        return 0
-    patches = (of("image_size") // patch) ** 2
-    wide = patches * (of("embedding_length") * _WIDTHS + of("feed_forward_length"))
-    return 4 * (patches * patches * of("attention.head_count") + wide)

@@ -1,8 +1,8 @@
 """Asks llama.cpp itself what a configuration takes: ``llama-fit-params``, which allocates nothing.
 
 It stands beside llama-server in every build since autumn 2025, reads the model's header and vocabulary, and
-answers in under a second with MiB for each device: model, context, compute. It knows nothing of projectors
-and of what the runtime takes besides; those are added from the formula.
+answers in under a second with MiB for each device: model, context, compute. What it doesn't know (projectors,
+how many logits llama-server keeps, what the runtime takes besides) is added from the formula.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def ask(
         return None
     formula = estimate(header, wish)
     cards = [part for name, part in said.items() if name != "Host"]
-    extra = _attached(header, wish, formula)
+    extra = _corrections(header, wish, formula)
     host = replace(said.get("Host", Part()), overhead=formula.host.overhead)
     if formula.gpu_layers and not cards:
         return None  # it found no card where the engine shall have one
@@ -113,11 +113,14 @@ def ask(
     return replace(formula, device=_plus(device, extra), host=host, source=NAME, notes=())
 
 
-def _attached(header: Header, wish: Wish, formula: Estimate) -> Part:
-    """Return what projector and adapters take, by formula."""
-    bare = estimate(header, replace(wish, mmproj=None, adapters=()))
-    whole, part = (formula.device, bare.device) if formula.gpu_layers else (formula.host, bare.host)
-    return Part(whole.weights - part.weights, 0, whole.compute - part.compute)
+def _corrections(header: Header, wish: Wish, formula: Estimate) -> Part:
+    """Return by formula what the tool leaves out, projector and adapters, less the logits it counts too many.
+
+    It reserves the logits of every token of a ubatch; `Wish.outputs` says how many llama-server does.
+    """
+    asked = estimate(header, replace(wish, mmproj=None, adapters=(), outputs=None))
+    ours, its = (formula.device, asked.device) if formula.gpu_layers else (formula.host, asked.host)
+    return Part(ours.weights - its.weights, 0, ours.compute - its.compute)
 
 
 def _plus(one: Part, other: Part) -> Part:

@@ -16,6 +16,18 @@ from tests.gguf_files import F32, Q4_K, Q8_0, Key, TensorEntry, gguf_bytes
 
 Q4_K_M = 15  # llama.cpp's file type
 
+NO_VOCABULARY: list[Key] = [("tokenizer.ggml.model", "str", "no_vocab")]
+# A shape with exactly so many tokens gets a tokenizer that llama-server can serve: one token a byte.
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+BYTES: list[Key] = [
+    ("tokenizer.ggml.model", "str", "llama"),
+    ("tokenizer.ggml.tokens", "arr:str", PIECES),
+    ("tokenizer.ggml.scores", "arr:f32", [0.0] * len(PIECES)),
+    ("tokenizer.ggml.token_type", "arr:i32", [2, 3, 3, *[6] * 256, 1]),
+    ("tokenizer.ggml.bos_token_id", "u32", 1),
+    ("tokenizer.ggml.eos_token_id", "u32", 2),
+]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -124,7 +136,7 @@ def _keys(name: str, shape: Shape) -> list[Key]:
         ("general.architecture", "str", shape.arch),
         ("general.name", "str", name),
         ("general.file_type", "u32", Q4_K_M),
-        ("tokenizer.ggml.model", "str", "no_vocab"),
+        *(BYTES if shape.vocabulary == len(PIECES) else NO_VOCABULARY),
         of("vocab_size", shape.vocabulary),
         of("context_length", shape.context),
         of("block_count", shape.layers),
