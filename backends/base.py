@@ -218,6 +218,12 @@ class SubprocessBackend(Engine):
             log.exception("supervisor_failed", profile=self.profile.name)
             final, error = State.FAILED, OrchestratorError(f"{self.life.title}: internal fault: {fault!r}")
         with self.life.changed:
+            if final is State.FAILED and self._stopping:
+                final, error = State.STOPPED, None  # it was asked to go, and is gone
+            elif final is State.FAILED and self.state is State.READY:
+                self.life.become(State.RESTARTING, reason=str(error))
+            elif final is State.STUCK and self.state is not State.STOPPING:
+                self.life.become(State.STOPPING)
             self._loop = self._task = self._thread = self.life.ready_at = None
             self.life.error, self.life.stage = error, ""
             self._lease.drop()
@@ -261,20 +267,19 @@ class SubprocessBackend(Engine):
         lines = child.tail.lines(failures.LOG_LINES) if child else ()
         return failures.diagnose(self.failures, "\n".join(lines))
 
+    def _lost(self, error: BaseException | None) -> None:
+        """Say that an engine ended unasked."""
+        with self.life.changed:
+            if self.state in (State.STARTING, State.READY):
+                self.life.become(State.RESTARTING, reason=str(error), advice=getattr(error, "advice", None))
+
     def _before_restart(self, retry: tenacity.RetryCallState) -> None:
-        error = retry.outcome.exception() if retry.outcome else None
-        pause = retry.next_action.sleep if retry.next_action else 0.0
         self._budget.spend()
+        self._lost(retry.outcome.exception() if retry.outcome else None)
+        pause = retry.next_action.sleep if retry.next_action else 0.0
         with self.life.changed:
             self.life.restarts += 1
-            if not self._stopping:
-                self.life.become(
-                    State.RESTARTING,
-                    reason=str(error),
-                    advice=getattr(error, "advice", None),
-                    attempt=self._budget.spent,
-                    pause_s=round(pause, 3),
-                )
+            self.life.tell("restart", attempt=self._budget.spent, pause_s=round(pause, 3))
 
     def _give_up(self, error: BackendError) -> GaveUp:
         attempts, title = self._budget.spent, self.life.title
@@ -303,23 +308,24 @@ class SubprocessBackend(Engine):
                     life.current = endpoint
                     life.become(State.READY, url=endpoint.url, load_s=life.load_s)
             why = await self._watch(child, endpoint)
+            ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
+            known, uptime = self.diagnose(child), seconds_since(life.ready_at)
+            crash = Crashed(
+                f"{life.title}: {why or 'ended unasked: ' + describe_exit(ended.code, ended.signal)} "
+                f"after {uptime:.1f} s",
+                code=ended.code,
+                signal=ended.signal,
+                uptime=uptime,
+                profile=self.profile.name,
+                log_tail=tail,
+                advice=known.advice if known else None,
+            )
+            self._lost(crash)  # what it left behind is ended in its own time, but ready it is no more
         finally:
-            uptime = seconds_since(life.ready_at)
             with life.changed:
                 life.current = life.ready_at = None
             await end(self, child)
-        ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
-        known = self.diagnose(child)
-        raise Crashed(
-            f"{life.title}: {why or 'ended unasked: ' + describe_exit(ended.code, ended.signal)} "
-            f"after {uptime:.1f} s",
-            code=ended.code,
-            signal=ended.signal,
-            uptime=uptime,
-            profile=self.profile.name,
-            log_tail=tail,
-            advice=known.advice if known else None,
-        )
+        raise crash
 
     async def _watch(self, child: process.Child, endpoint: Endpoint) -> str | None:
         """Wait for the end of a ready engine; returns why it has to end, None when it ended by itself."""

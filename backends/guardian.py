@@ -202,7 +202,12 @@ class Guardian:
             self.poll.unregister(self.control)
             self.stop(self.grace)
             return
-        *lines, self.incoming = (self.incoming + data).split(b"\n")
+        self.incoming += data
+        self.obey()
+
+    def obey(self) -> None:
+        """Follow the orders that have come whole."""
+        *lines, self.incoming = self.incoming.split(b"\n")
         for line in lines:
             self.stop(float(json.loads(line)["stop"]))
 
@@ -265,6 +270,7 @@ class Guardian:
         signal.signal(signal.SIGTERM, lambda *_: self.stop(self.grace))
         for fd in (self.control.fileno(), self.output, wake):
             self.poll.register(fd, select.POLLIN)
+        self.obey()  # a stop may have come together with the first order
         while True:
             self.reap()
             ending = self.deadline is not None or not self.leader_alive

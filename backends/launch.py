@@ -172,12 +172,25 @@ def _early(engine: SubprocessBackend, child: process.Child, port: int) -> StartE
 
 
 async def end(engine: SubprocessBackend, child: process.Child) -> None:
-    """End a child and everything that descends from it.
+    """End a child and everything that descends from it; a caller who is called off waits all the same.
 
     Raises:
         StopFailed: something is still there; nothing may be started on top of it.
 
     """
+    ending = asyncio.ensure_future(_end(engine, child))
+    called_off: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            called_off = error
+    ending.result()
+    if called_off is not None:
+        raise called_off
+
+
+async def _end(engine: SubprocessBackend, child: process.Child) -> None:
     life = engine.life
     if not child.gone.is_set():
         grace = engine.grace

@@ -157,6 +157,7 @@ class Child:
         self.tail = Tail(log)
         self.cookie = cookie
         self.pid = 0
+        self.writer: asyncio.StreamWriter | None = None
         self.exit: Exit | None = None
         self.error: str | None = None
         self.killed: list[int] = []
@@ -174,9 +175,13 @@ class Child:
     ) -> None:
         """Start the guardian, hand it its order and wait until the engine runs (or could not)."""
         ours, theirs = socket.socketpair()
-        reader, self.writer = await asyncio.open_connection(sock=ours)
-        # from here to the listener nothing can be called off
         with theirs:
+            try:
+                reader, self.writer = await asyncio.open_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            # from here to the listener nothing can be called off
             # the guardian itself gets no environment: an LD_PRELOAD meant for the engine is not for it
             self.process = subprocess.Popen(  # noqa: ASYNC220 - takes about a millisecond
                 [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
@@ -203,13 +208,15 @@ class Child:
         await self.spawned.wait()
 
     def _say(self, **message: Any) -> None:
+        if self.writer is None:  # nothing is there yet
+            return
         with contextlib.suppress(OSError, RuntimeError):
             self.writer.write(json.dumps(message).encode() + b"\n")
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Follow the guardian's words to its end, then make sure that its tree ended too."""
         finished = False
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a guardian that is killed may leave half a line
             async for line in reader:
                 message = json.loads(line)
                 if "spawned" in message:
@@ -228,7 +235,8 @@ class Child:
                     finished = True
         if not finished:
             await self._clean_up()
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
         await asyncio.to_thread(self.process.wait)
         if self.exit is None:
             self.exit = Exit(None, None)
@@ -239,7 +247,7 @@ class Child:
 
     async def _clean_up(self) -> None:
         """End the tree of a guardian that was killed."""
-        while self.pid and (left := await asyncio.to_thread(end, self.pid, self.cookie, self.known)):
+        while left := await asyncio.to_thread(end, self.pid, self.cookie, self.known):
             self.survivors = list(left)
 
     @property
@@ -251,7 +259,8 @@ class Child:
         """Return the pids of the engine's living processes; remembers them for a clean-up."""
         pids = guardian.descendants(self.process.pid)
         self.ever.update(pids)
-        self.known = {pid: started for pid in pids if (started := start_time(pid)) is not None}
+        # kept when they are gone from the tree: a killed guardian has none, and its clean-up needs them
+        self.known |= {pid: started for pid in pids if (started := start_time(pid)) is not None}
         return pids
 
     def sample(self) -> Sample:

@@ -317,7 +317,7 @@ def test_what_a_dead_engine_leaves_behind_is_ended_before_the_next_start_ugly(
     assert len(pids) >= 2
     leader = heard.wait(lambda event: event.name == "spawned").fields["pid"]
     os.kill(leader, signal.SIGKILL)
-    heard.wait(lambda event: event.state is State.RESTARTING)
+    heard.wait_state(State.STARTING, 2)
     assert not alive(pids)
     heard.wait_state(State.READY, 2)
 
