@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import (
+    bench,
     chat,
     check,
+    compare,
     convert,
     doctor,
     down,
@@ -42,6 +44,8 @@ for command in (
     check.check,
     schema.schema,
     models.models,
+    bench.bench,
+    compare.compare,
     doctor.doctor,
     convert.convert,
 ):

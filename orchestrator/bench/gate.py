@@ -1,0 +1,116 @@
+"""What may count: the reasons for which a round is void, and for which two arms can't be compared at all.
+
+A round is void when something went wrong in it that need not happen again; it is repeated. Arms are
+incomparable when they answered different questions; no repetition mends that, so no figure is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from orchestrator.bench.values import Arm, Client, Sample, Workload
+from orchestrator.bench.workload import Ask
+
+CLIENT_CPU = 0.8  # of one core; above it the client measures itself
+CLIENT_LAG = 0.05  # seconds: the 99th percentile of how late the loop woke up
+CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
+CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
+
+DISTURBED = re.compile(
+    r"\bpreempt(?:ed|ing|ion)\b|\b(?:re)?compil(?:ing|ed|ation)\b|\bthrottl(?:ed|ing)\b"
+    r"|\bcapturing cuda graph|context shift",
+    re.IGNORECASE,
+)
+
+
+def allowance(prompt_tokens: int) -> int:
+    """Return how many tokens of a prompt may come from a cache."""
+    return max(CACHE_TOKENS, int(CACHE_SHARE * prompt_tokens))
+
+
+def sample_faults(samples: Sequence[Sample], asks: Sequence[Ask], workload: Workload) -> list[str]:
+    """Return why a round's answers do not count."""
+    found: Counter[str] = Counter()
+    for sample, ask in zip(samples, asks, strict=True):
+        if sample.error is not None:
+            found[f"a request failed: {sample.error}"] += 1
+            continue
+        if sample.output_tokens != ask.output_tokens:
+            found[
+                f"{sample.output_tokens} output tokens instead of {ask.output_tokens} "
+                f"(finish reason {sample.finish_reason})"
+            ] += 1
+        cached = sample.cached_tokens or 0
+        if not workload.prefix_tokens and cached > allowance(sample.prompt_tokens or 0):
+            found[f"{cached} of {sample.prompt_tokens} prompt tokens came from a cache"] += 1
+        if sample.first_s is None:
+            found["no output was seen, though tokens were counted"] += 1
+    return [reason if count == 1 else f"{reason} ({count} requests)" for reason, count in found.items()]
+
+
+def log_faults(lines: Iterable[str]) -> list[str]:
+    """Return the lines of an engine's log that void a round; at most three."""
+    hits = [line.strip()[:160] for line in lines if DISTURBED.search(line)]
+    return [f"the engine's log says: {line}" for line in hits[:3]]
+
+
+def client_faults(client: Client, ceiling_events_s: float) -> list[str]:
+    """Return why the client was not fit to measure."""
+    found = []
+    if client.cpu > CLIENT_CPU:
+        found.append(f"the client was busy: {client.cpu:.0%} of a core")
+    if client.lag_p99_s > CLIENT_LAG:
+        found.append(f"the client was late: by {client.lag_p99_s * 1000:.0f} ms (99th percentile)")
+    if ceiling_events_s and client.events_s > ceiling_events_s / 2:
+        found.append(
+            f"{client.events_s:.0f} events/s are over half of what the client can take "
+            f"({ceiling_events_s:.0f})"
+        )
+    return found
+
+
+def arm_faults(a: str, b: str, first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
+    """Return why the answers of two arms to the same prompts can't be compared."""
+    found: Counter[str] = Counter()
+    for one, other in zip(first, second, strict=True):
+        if one.error is not None or other.error is not None:
+            continue  # a failure has its own reason
+        for name, what in (
+            ("prompt_tokens", "prompt tokens"),
+            ("output_tokens", "output tokens"),
+            ("finish_reason", "as finish reason"),
+        ):
+            of_a, of_b = getattr(one, name), getattr(other, name)
+            if of_a != of_b:
+                found[f"{a} has {of_a} {what} where {b} has {of_b}"] += 1
+        cached = (one.cached_tokens or 0, other.cached_tokens or 0)
+        if abs(cached[0] - cached[1]) > allowance(one.prompt_tokens or 0):
+            found[f"{a} took {cached[0]} prompt tokens from a cache where {b} took {cached[1]}"] += 1
+    return [reason if count == 1 else f"{reason} ({count} requests)" for reason, count in found.items()]
+
+
+def notes(arms: Sequence[Arm], samples: Sequence[Sequence[Sample]]) -> list[str]:
+    """Return what a careful reader should know of the arms' differences."""
+    found = []
+    for name, what in (
+        ("quantisation", "quantisations"),
+        ("model_hash", "model files"),
+        ("slots", "numbers of slots"),
+        ("context", "contexts"),
+        ("device", "devices"),
+    ):
+        values = {getattr(arm, name) for arm in arms} - {None}
+        if len(values) > 1:
+            shown = "" if name == "model_hash" else f": {', '.join(sorted(map(str, values)))}"
+            more = "; weights of another precision are another experiment" if name == "quantisation" else ""
+            found.append(f"the arms have different {what}{shown}{more}")
+    silent = [
+        arm.name
+        for arm, answers in zip(arms, samples, strict=True)
+        if any(each.error is None and each.cached_tokens is None for each in answers)
+    ]
+    if silent:
+        found.append(f"{', '.join(silent)} can't say whether prompts came from a cache; every prompt was new")
+    return found

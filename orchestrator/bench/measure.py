@@ -1,0 +1,182 @@
+"""`measure`: one engine, one or several workloads, figures with intervals and no verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from orchestrator.bench import machine, workload
+from orchestrator.bench.arms import Spec, own_name
+from orchestrator.bench.decide import summarise
+from orchestrator.bench.selftest import self_test
+from orchestrator.bench.server_view import DISAGREEMENT
+from orchestrator.bench.session import Progress, Session, material, run
+from orchestrator.bench.statistics import median, percentile
+from orchestrator.bench.target import Target
+from orchestrator.bench.values import Measurement, Percentiles, Round, Workload, WorkloadResult
+from orchestrator.errors import Incomparable
+
+ROUNDS = 6  # the fewest for which a 95 % interval exists
+BUDGET = 4  # void rounds of one workload that are repeated
+
+
+def measure(
+    subject: str,
+    workloads: Sequence[Workload] | Sequence[str] = workload.SOURCE,
+    *,
+    rounds: int = ROUNDS,
+    backend: str | None = None,
+    overrides: Sequence[str] = (),
+    key: str | None = None,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measure one engine; started and stopped if it is ours.
+
+    Args:
+        subject: a profile's path, or the URL of a server that runs.
+        workloads: presets by name, or workloads.
+        rounds: of each workload; at least 6 for an interval.
+        backend: another engine than the profile names.
+        overrides: ``KEY=VALUE`` each, over what the profile says.
+        key: of a server that is not ours.
+        seed: of prompts and of Poisson moments.
+        progress: hears how far it is.
+
+    Raises:
+        WorkloadError: a workload can't be run like this.
+        ProfileError, BackendError, RequestError: of the engine.
+        Incomparable: the engine does not answer as asked, so that figures would mean nothing.
+
+    """
+    spec = Spec("", subject, backend, tuple(overrides), key)
+    return run(_measure(spec, workloads, rounds, seed, progress))
+
+
+@contextlib.asynccontextmanager
+async def started(target: Target) -> AsyncIterator[Target]:
+    """Start a target, and stop it whatever happens; both without blocking Ctrl-C."""
+    try:
+        await asyncio.to_thread(target.start)
+        yield target
+    finally:
+        await asyncio.shield(asyncio.to_thread(target.stop))
+
+
+async def _measure(
+    spec: Spec,
+    workloads: Sequence[Workload] | Sequence[str],
+    count: int,
+    seed: int,
+    progress: Progress | None,
+) -> Measurement:
+    target = Target(Spec(own_name(spec.subject), spec.subject, spec.backend, spec.overrides, spec.key))
+    began, where, tested = time.time(), machine.describe(), await self_test()
+    results: list[WorkloadResult] = []
+    async with started(target):
+        wanted = resolve(workloads, target)
+        arm = target.describe()
+        session = Session(seed, tested, count * len(wanted), progress)
+        interrupted = False
+        for each in wanted:
+            found: list[Round] = []
+            try:
+                await _rounds(session, target, each, count, found)
+            except asyncio.CancelledError:
+                interrupted = True
+            results.append(
+                WorkloadResult(
+                    workload=each,
+                    summaries=summarise(found),
+                    percentiles=percentiles(found),
+                    rounds=tuple(found),
+                )
+            )
+            if interrupted:
+                break
+    notes = list(tested.reasons) + common_notes([target], [r for part in results for r in part.rounds])
+    notes += [f"interrupted in {results[-1].workload.name}"] if interrupted else []
+    return Measurement(
+        version=machine.installed("inference-orchestrator") or "unknown",
+        started_at=began,
+        seed=seed,
+        arm=arm,
+        results=tuple(results),
+        machine=where,
+        self_test=tested,
+        notes=tuple(notes),
+        interrupted=interrupted,
+    )
+
+
+def resolve(workloads: Sequence[Workload] | Sequence[str], target: Target) -> list[Workload]:
+    """Return the workloads, presets made for this engine."""
+    names = [each for each in workloads if isinstance(each, str)]
+    made = workload.presets(names, target.slots, target.context)
+    return made + [workload.changed(each) for each in workloads if isinstance(each, Workload)]
+
+
+async def _rounds(session: Session, target: Target, each: Workload, count: int, found: list[Round]) -> None:
+    """Fill `found`, so that what is there at an interruption is not lost."""
+    session.tell(f"{each.name}: warm-up")
+    stuff = await asyncio.to_thread(material, [target], each)
+    await session.warm_up(target, each, stuff, each.name)
+    valid = attempt = 0
+    while valid < count:
+        session.tell(f"{each.name}: round {valid + 1} of {count}")
+        at = time.monotonic()
+        done = await session.round(target, each, stuff, f"{valid}/{attempt}", pair=valid, attempt=attempt)
+        found.append(done)
+        if done.void:
+            attempt += 1
+            if attempt > BUDGET:
+                raise Incomparable(
+                    [f"{each.name}: too many void rounds; the last one: {'; '.join(done.void)}"],
+                    advice="measure on a quiet machine",
+                )
+            continue
+        valid += 1
+        session.done += 1
+        session.tell(f"{each.name}: round {valid} of {count} done", at)
+
+
+def percentiles(rounds: Sequence[Round]) -> tuple[Percentiles, ...]:
+    """Return percentiles over all requests of the valid rounds."""
+    good = [sample for each in rounds if not each.void for sample in each.samples]
+    found = []
+    for metric in ("ttft_s", "e2e_s", "decode_tok_s"):
+        values = [value for sample in good if (value := getattr(sample, metric)) is not None]
+        if values:
+            n = len(values)
+            found.append(
+                Percentiles(
+                    metric=metric,
+                    requests=n,
+                    p50=median(values),
+                    p90=percentile(values, 0.9) if n >= 20 else None,
+                    p99=percentile(values, 0.99) if n > 1000 else None,
+                )
+            )
+    return tuple(found)
+
+
+def common_notes(targets: Sequence[Target], rounds: Sequence[Round]) -> list[str]:
+    """Return what a reader should know of any measurement."""
+    notes = []
+    for target in targets:
+        name = target.spec.name
+        if target.spec.is_url:
+            notes.append(f"{name} is not ours: its log, memory and restarts were not watched")
+        off: dict[str, list[float]] = {}
+        for each in rounds:
+            for view in each.server if each.arm == name and not each.void else ():
+                if view.disagreement is not None:
+                    off.setdefault(view.source, []).append(view.disagreement)
+        notes += [
+            f"{name}: our figures and its own ({source}) differ by {median(values):.1%}"
+            for source, values in off.items()
+            if median(values) > DISAGREEMENT
+        ]
+    return notes

@@ -1,0 +1,255 @@
+"""One run of rounds: prompts for its arms, one round with everything that is watched around it, warm-ups.
+
+What is slow or blocks (counters, logs, parsing) happens between the rounds, never within one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator import clients
+from orchestrator.bench import gate, machine, rounds, samples, server_view
+from orchestrator.bench.target import Target
+from orchestrator.bench.values import Client, Round, Sample, SelfTest, Workload
+from orchestrator.bench.workload import TEXT, Ask, Entry, Material, WorkloadError, asks, read_prompts
+from orchestrator.errors import Incomparable, RequestError
+
+WARM_UPS = 2  # tries: what fails twice in a row is no accident
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a run is.
+
+    Attributes:
+        done: rounds that count.
+        total: rounds wanted.
+        text: what is done now.
+        left_s: seconds that are probably left; None before the first round.
+
+    """
+
+    done: int
+    total: int
+    text: str
+    left_s: float | None
+
+
+Progress = Callable[[Step], None]
+
+
+class Session:
+    """Rounds of one run.
+
+    Attributes:
+        seed: of all that is random.
+        self_test: what the client can do.
+        total: rounds wanted.
+        done: rounds that count so far.
+
+    """
+
+    def __init__(self, seed: int, self_test: SelfTest, total: int, progress: Progress | None) -> None:
+        self.seed = seed
+        self.self_test = self_test
+        self.total = total
+        self.done = 0
+        self._progress = progress or (lambda _: None)
+        self._spent: list[float] = []
+        self._number = 0
+
+    def tell(self, text: str, at: float | None = None) -> None:
+        """Tell how far it is; `at` is when the last round's work began."""
+        if at is not None:
+            self._spent.append(time.monotonic() - at)
+        recent = self._spent[-8:]
+        left = sum(recent) / len(recent) * (self.total - self.done) if recent else None
+        self._progress(Step(self.done, self.total, text, left))
+
+    async def round(
+        self,
+        target: Target,
+        workload: Workload,
+        material: Material,
+        key: str,
+        *,
+        pair: int = 0,
+        position: int = 0,
+        attempt: int = 0,
+    ) -> Round:
+        """Run one round and judge it."""
+        wanted = asks(workload, material, self.seed, key)
+        _check_context(target, workload, wanted)
+        if not await asyncio.to_thread(target.is_up):
+            return self._lost(target, pair, position, attempt, "the engine is gone")
+        endpoint = target.start()
+        before = await asyncio.to_thread(server_view.read_counters, endpoint)
+        alive, mark, heat = target.restarts(), target.log_mark(), machine.throttled()
+        started_at = time.time()
+        done = await rounds.run(endpoint, workload, wanted, hash((self.seed, pair)) & 0xFFFF)
+        found = tuple(samples.sample(each, done.began_ns) for each in done.exchanges)
+        client = samples.client(done, found)
+        reasons = gate.sample_faults(found, wanted, workload)
+        reasons += gate.log_faults(target.log_since(mark))
+        reasons += gate.client_faults(client, self.self_test.ceiling_events_s)
+        if target.restarts() != alive:
+            reasons.append("the engine was restarted")
+        if machine.throttled() != heat:
+            reasons.append("the processor was throttled")
+        after = await asyncio.to_thread(server_view.read_counters, endpoint)
+        self._number += 1
+        return Round(
+            number=self._number,
+            arm=target.spec.name,
+            pair=pair,
+            position=position,
+            attempt=attempt,
+            started_at=started_at,
+            duration_s=(done.ended_ns - done.began_ns) / 1e9,
+            metrics=samples.metrics(found),
+            samples=found,
+            client=client,
+            server=server_view.views(found, before, after),
+            memory=target.memory(),
+            void=tuple(reasons),
+        )
+
+    async def warm_up(
+        self, target: Target, workload: Workload, material: Material, key: str
+    ) -> tuple[Sample, ...]:
+        """Run the workload's shape with other prompts, and see that it is answered as it should be.
+
+        Raises:
+            Incomparable: it is not, twice in a row.
+
+        """
+        for attempt in range(WARM_UPS):
+            found = await self.round(target, workload, material, f"warm-up/{attempt}/{key}")
+            wanted = asks(workload, material, self.seed, f"warm-up/{attempt}/{key}")
+            reasons = gate.sample_faults(found.samples, wanted, workload)
+            if found.samples and not reasons:
+                return found.samples
+        name = target.spec.name
+        raise Incomparable(
+            [f"{name}: {reason}" for reason in reasons or found.void],
+            advice="the engine must obey max_tokens and ignore_eos, and read each prompt anew",
+        )
+
+    def _lost(self, target: Target, pair: int, position: int, attempt: int, why: str) -> Round:
+        self._number += 1
+        return Round(
+            number=self._number,
+            arm=target.spec.name,
+            pair=pair,
+            position=position,
+            attempt=attempt,
+            started_at=time.time(),
+            duration_s=0.0,
+            metrics={},
+            samples=(),
+            client=Client(cpu=0, lag_p50_s=0, lag_p99_s=0, lag_max_s=0, events_s=0),
+            server=(),
+            memory=None,
+            void=(why,),
+        )
+
+
+def _check_context(target: Target, workload: Workload, wanted: Sequence[Ask]) -> None:
+    context = target.context
+    longest = max(len(ask.prompt) + ask.output_tokens for ask in wanted if isinstance(ask.prompt, list))
+    if context is not None and longest > context:
+        raise WorkloadError(
+            f"bench: {workload.name}: a request of {longest} tokens exceeds the context of {context}",
+            advice="raise `context` in the profile, or ask for shorter prompts and outputs",
+        )
+
+
+# -- prompts ----------------------------------------------------------------------------------------
+
+
+def tokenise(target: Target, text: str) -> tuple[int, ...] | None:
+    """Return a text's tokens without a leading special one; None when the server has no tokeniser."""
+    endpoint = target.start()
+    try:
+        with clients.sync_client(endpoint.url) as http, clients.reaching("tokenize"):
+            given = clients.tokenised(http.send(clients.tokenise_request(http, endpoint, text)))
+            empty = clients.tokenised(http.send(clients.tokenise_request(http, endpoint, "")))
+    except RequestError:
+        return None
+    return tuple(given[len(empty) :] if given[: len(empty)] == empty else given)
+
+
+def material(targets: Sequence[Target], workload: Workload) -> Material:
+    """Return what prompts are made of, the same for all arms.
+
+    Raises:
+        WorkloadError: the workload's file can't be used.
+        Incomparable: the arms tokenise differently.
+
+    """
+    first, *others = [tokenise(target, TEXT) for target in targets]
+    names = [target.spec.name for target in targets]
+    for name, ids in zip(names[1:], others, strict=True):
+        if ids is not None and first is not None and ids != first:
+            raise Incomparable(
+                [f"{names[0]} and {name} turn the same text into different tokens: not the same model"],
+                advice="compare engines that serve the same model",
+            )
+    if any(ids is None for ids in others):
+        first = None
+    entries: list[Entry] = []
+    for entry in read_prompts(Path(workload.prompts)) if workload.prompts else ():
+        ids = tokenise(targets[0], entry.text) if first is not None else None
+        entries.append(Entry(entry.text, entry.output_tokens, ids))
+    if workload.prefix_tokens and first is None:
+        raise WorkloadError(
+            "bench: a shared prefix of exact length needs a server with /tokenize",
+            advice="leave prefix_tokens out",
+        )
+    return Material(first, tuple(entries))
+
+
+# -- running ----------------------------------------------------------------------------------------
+
+
+def run(main: Coroutine[Any, Any, Answer]) -> Answer:
+    """Run to the end on a uvloop of its own; from within a running loop (a notebook) in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run(main)
+    box: list[Answer] = []
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            box.append(_run(main))
+        except BaseException as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=work, name="bench")
+    thread.start()
+    thread.join()
+    if faults:
+        raise faults[0]
+    return box[0]
+
+
+def _run(main: Coroutine[Any, Any, Answer]) -> Answer:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(0.001)  # supervisors' threads give way to the loop that stamps
+        try:
+            return runner.run(main)
+        finally:
+            sys.setswitchinterval(interval)

@@ -1,0 +1,252 @@
+"""``orchestrator bench``: measure one engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import options
+from orchestrator.cli.faults import INTERRUPTED, UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.bench import Comparison, Measurement, Workload
+    from orchestrator.bench.session import Step
+
+Numbers = "N[,N...]"
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt-tokens", metavar=Numbers, help="Prompt lengths, taken in turn."),
+]
+Output = Annotated[
+    str | None, typer.Option("--output-tokens", metavar=Numbers, help="Output lengths, taken in turn.")
+]
+Requests = Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests in each round.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="PER_S", help="Open loop: Poisson arrivals at this rate; 0 is closed."),
+]
+Prompts = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Prompts from a file: JSONL, or ShareGPT's JSON.")
+]
+Prefix = Annotated[
+    int | None,
+    typer.Option(
+        "--prefix-tokens", min=0, metavar="N", help="Let all prompts share N tokens: measures the cache."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
+Folder = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="Write report.json and report.md there.")
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown for a pull request.")]
+KeyVariable = Annotated[
+    str | None, typer.Option(metavar="VAR", help="Variable with the key of a server that runs already.")
+]
+
+
+def bench(
+    subject: Annotated[
+        str | None, typer.Argument(metavar="[PROFILE|URL]", help="A profile, or a server that runs already.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="decode, ttft, slots, prefill, mixed, prefix.  [default: decode,ttft,slots]",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each workload; 6 for an interval.")] = 6,
+    prompt_tokens: Prompt = None,
+    output_tokens: Output = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar=Numbers, help="Streams at once; each number is a workload.")
+    ] = None,
+    requests: Requests = None,
+    rate: Rate = None,
+    prompts: Prompts = None,
+    prefix_tokens: Prefix = None,
+    seed: Seed = 1,
+    backend: options.Backend = None,
+    sets: options.Set = None,
+    api_key_env: KeyVariable = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Measure the client itself at known rates, and leave.")
+    ] = False,
+    folder: Folder = None,
+    markdown: Markdown = False,
+    as_json: options.Json = False,
+) -> int:
+    """Measure an engine: decode and prefill rates, time to the first token, throughput at several streams.
+
+    Without options it runs the three classics: 128 tokens of decode, time to the first token, and 1, 2, 4,
+    ... streams up to the slots there are. Ctrl-C keeps what was measured.
+    """
+    from orchestrator.cli import console
+
+    if self_test:
+        return _self_test(as_json)
+    if subject is None:
+        raise UsageError("bench: PROFILE or URL is missing", advice="orchestrator bench --help")
+    from orchestrator import bench as benches
+    from orchestrator.bench import text
+    from orchestrator.bench.workload import SOURCE
+
+    changes = {
+        "prompt_tokens": numbers(prompt_tokens, "--prompt-tokens"),
+        "output_tokens": numbers(output_tokens, "--output-tokens"),
+        "requests": requests,
+        "rate": rate,
+        "prompts": prompts,
+        "prefix_tokens": prefix_tokens,
+    }
+    names: Any = preset.split(",") if preset else SOURCE
+    streams = numbers(concurrency, "--concurrency")
+    wanted = shaped(names, changes, streams) if streams or any_given(changes) else names
+    with progress(as_json) as tell:
+        result = benches.measure(
+            subject,
+            wanted,
+            rounds=rounds,
+            backend=backend,
+            overrides=tuple(sets or ()),
+            key=key_of(api_key_env),
+            seed=seed,
+            progress=tell,
+        )
+    found = [each for part in result.results for each in part.rounds]
+    plain = [
+        console.table(text.bench_rows(result), text.BENCH_HEADINGS),
+        "",
+        *(text.describe(part.workload) for part in result.results),
+        text.arm_line(result.arm, found),
+        text.self_test_line(result.self_test),
+        *(f"note: {note}" for note in result.notes),
+        *text.void_lines(found),
+    ]
+    show(result, "\n".join(plain), folder, markdown=markdown, as_json=as_json)
+    return INTERRUPTED if result.interrupted else 0
+
+
+def _self_test(as_json: bool) -> int:
+    from orchestrator.bench import text
+    from orchestrator.bench.selftest import self_test
+    from orchestrator.bench.session import run
+    from orchestrator.cli import console
+
+    tested = run(self_test())
+    if as_json:
+        console.document(tested)
+    else:
+        console.out("\n".join([text.self_test_line(tested), *tested.reasons]))
+    return 0 if tested.ok else 5
+
+
+# -- shared with compare ----------------------------------------------------------------------------
+
+
+def numbers(given: str | None, option: str) -> tuple[int, ...] | None:
+    """Read ``1,2,4``.
+
+    Raises:
+        UsageError: it is something else.
+
+    """
+    if given is None:
+        return None
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) < 10**8 for part in parts):
+        raise UsageError(f"{option}: must be numbers above 0, with commas between them: {given}")
+    return tuple(map(int, parts))
+
+
+def any_given(changes: dict[str, Any]) -> bool:
+    """Say whether any of the options was given."""
+    return any(value is not None for value in changes.values())
+
+
+def shaped(names: list[str], changes: dict[str, Any], streams: tuple[int, ...] | None) -> list[Workload]:
+    """Return the workloads of presets, changed as asked, one for each number of streams.
+
+    Raises:
+        WorkloadError: a preset is unknown, or the result makes no sense.
+
+    """
+    from orchestrator.bench.workload import changed, presets
+
+    most = max(streams, default=4) if streams else 4
+    found = []
+    for each in presets(names, most, None):
+        for count in streams or (None,):
+            if each.name.startswith("slots-") and count not in (None, each.concurrency):
+                continue
+            name = each.name if count is None or len(streams or ()) == 1 else f"{each.name}-at-{count}"
+            found.append(changed(each, **changes, concurrency=count, name=name))
+    return found
+
+
+def key_of(variable: str | None) -> str | None:
+    """Return the key in a variable.
+
+    Raises:
+        UsageError: it is not set.
+
+    """
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise UsageError(f"--api-key-env: {variable} is not set")
+    return os.environ[variable]
+
+
+@contextlib.contextmanager
+def progress(as_json: bool) -> Iterator[Callable[[Step], None]]:
+    """Show how far it is: a bar on a terminal, lines elsewhere; nothing of it on stdout."""
+    from orchestrator.cli import console, logs_setup
+
+    logs_setup.configure()
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda step: None if as_json else console.err(_line(step))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("self-test", total=None, left="")
+        yield lambda step: bar.update(
+            task, description=step.text, completed=step.done, total=step.total, left=_left(step)
+        )
+
+
+def _left(step: Step) -> str:
+    from orchestrator.cli import console
+
+    return f"about {console.duration(step.left_s)} left" if step.left_s is not None else ""
+
+
+def _line(step: Step) -> str:
+    left = _left(step)
+    return f"{step.done}/{step.total} {step.text}" + (f", {left}" if left else "")
+
+
+def show(
+    result: Measurement | Comparison, plain: str, folder: Path | None, *, markdown: bool, as_json: bool
+) -> None:
+    """Write a result where it was asked for."""
+    from orchestrator.bench import text, to_json
+    from orchestrator.cli import console
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_bytes(to_json(result))
+        (folder / "report.md").write_text(text.markdown(result))
+    if as_json:
+        console.document(result)
+    else:
+        console.out(text.markdown(result) if markdown else plain)
