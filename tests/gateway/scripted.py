@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,6 +156,20 @@ class Name:
 
 
 @dataclass
+class Counted:
+    """One request in flight; unlike a generator's, its end is not made up for by the garbage collector."""
+
+    upstream: FakeUpstream
+
+    def __enter__(self) -> None:
+        self.upstream.in_flight += 1
+        self.upstream.most = max(self.upstream.most, self.upstream.in_flight)
+
+    def __exit__(self, *_: object) -> None:
+        self.upstream.in_flight -= 1
+
+
+@dataclass
 class FakeUpstream:
     """What a supervisor would say about an engine."""
 
@@ -178,14 +192,8 @@ class FakeUpstream:
             raise BackendError("not ready")
         return self.current
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        self.in_flight += 1
-        self.most = max(self.most, self.in_flight)
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
+    def request(self) -> Counted:
+        return Counted(self)
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         self.callbacks.append(callback)

@@ -178,6 +178,46 @@ async def test_kept_connection_that_the_engine_closes_gives_no_error_good() -> N
 
 
 @in_loop
+async def test_many_kept_connections_that_are_all_closing_give_no_error_good() -> None:
+    arrived = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if len(setup.engine.calls) == 5:
+            arrived.set()
+        if len(setup.engine.calls) <= 5:
+            await arrived.wait()
+            await ok(call)
+            await call.reader.read(1)
+        else:
+            await ok(call)
+        call.writer.close()
+
+    async with behind_gateway(script) as setup:
+        answers = await asyncio.gather(*[get(setup.port, ASK) for _ in range(5)])
+        assert [got.status for got in answers] == [200] * 5
+        assert (await get(setup.port, ASK)).status == 200
+        assert setup.engine.connections == 6
+
+
+@in_loop
+async def test_dying_socket_that_still_accepts_is_given_time_to_be_noticed_good() -> None:
+    second = Engine(ok)
+
+    async def script(call: Call) -> None:
+        call.die()
+
+    async with behind_gateway(script) as setup, connected(setup.port) as client:
+        client.ask(ASK)
+        await until(lambda: len(setup.engine.calls) == 1 and setup.upstream.in_flight == 0)
+        await asyncio.sleep(0.02)
+        setup.upstream.become(State.RESTARTING)
+        await second.start()
+        setup.upstream.become(State.READY, second.endpoint)
+        assert (await client.answer()).status == 200
+        assert len(setup.engine.calls) == 1
+
+
+@in_loop
 async def test_death_within_a_stream_is_an_error_in_the_stream_bad() -> None:
     async def script(call: Call) -> None:
         await call.send(SSE_HEAD + chunk(event("one")) + chunk(b'data: {"choices": [{"del'))
