@@ -147,13 +147,30 @@ class Device(Document, frozen=True):
     gpus: list[dict[str, Any]]
 
 
-class Memory(Document, frozen=True):
-    """An estimate, in bytes; null where nobody can tell."""
+class MemoryPart(Document, frozen=True):
+    """Bytes in one place."""
 
-    weights: int | None
-    kv_cache: int | None
-    total: int | None
+    weights: int
+    kv_cache: int
+    compute: int
+    overhead: int
+    total: int
+
+
+class Memory(Document, frozen=True):
+    """An estimate of what it takes on the cards and in the system's memory, against what is free now.
+
+    `verdict` is fits, tight, no or unknown; `advice` holds changes that would make it fit.
+    """
+
+    device: MemoryPart
+    host: MemoryPart
+    free_device: int | None
+    free_host: int | None
+    verdict: str
     source: str
+    advice: list[str]
+    notes: list[str]
 
 
 class Plan(Document, frozen=True):
@@ -169,7 +186,7 @@ class Plan(Document, frozen=True):
     context_source: str
     slots: int
     device: Device
-    memory: Memory
+    memory: Memory | None
     notes: list[str]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,13 @@ from orchestrator.cli import options
 if TYPE_CHECKING:
     from orchestrator.backend import Command, Plan
     from orchestrator.cli import documents
+    from orchestrator.hardware.fit import Part
+    from orchestrator.hardware.fit_advice import Budget
 
 PORT = 8080  # stands for the fresh port that each launch takes
 FRESH_KEY = "(a fresh key for each launch)"
 HIDDEN = "(hidden)"
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32}
-KV_BYTES |= {"q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # block sizes of ggml
 
 
 def plan(
@@ -28,11 +29,13 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Show what would be started: program, arguments, environment, context, device. Starts nothing."""
-    from orchestrator.cli import console, loading
+    from orchestrator.cli import console, loading, memory
 
     engine: Any = loading.make_backend(loading.load_all([profile], sets, backend)[0])
     decided = engine.plan()
-    found = _document(decided, engine.command(decided, PORT), getattr(engine, "key_variable", None))
+    command = engine.command(decided, PORT)
+    decided = replace(decided, memory=memory.exact(decided, command))
+    found = _document(decided, command, getattr(engine, "key_variable", None))
     if as_json:
         console.document(found)
     else:
@@ -61,7 +64,7 @@ def _document(plan: Plan, command: Command, key_variable: str | None) -> documen
             kind=plan.device.kind,
             gpus=[{"id": gpu.id, "name": gpu.name, "memory": gpu.total} for gpu in plan.device.gpus],
         ),
-        memory=_memory(plan),
+        memory=_memory(plan.memory),
         notes=list(plan.notes),
     )
 
@@ -85,33 +88,38 @@ def _hidden(name: str, value: str) -> str:
     return HIDDEN if SECRET.search(name) else value
 
 
-def _memory(plan: Plan) -> documents.Memory:
-    """Estimate: the tensors' bytes, and cells x KV heads x (key + value length) x bytes for each layer."""
+def _memory(budget: Budget | None) -> documents.Memory | None:
     from orchestrator.cli import documents
 
-    header = plan.header
-    if header is None:
-        return documents.Memory(
-            weights=None, kv_cache=None, total=None, source="the model says nothing of itself"
+    if budget is None:
+        return None
+
+    def part(found: Part) -> documents.MemoryPart:
+        return documents.MemoryPart(
+            weights=found.weights,
+            kv_cache=found.kv,
+            compute=found.compute,
+            overhead=found.overhead,
+            total=found.total,
         )
-    weights, kv_cache = header.tensor_bytes, None
-    source = "weights: the tensors' bytes; KV cache: unknown for this architecture"
-    lengths = (header.layers, header.kv_heads, header.key_length, header.value_length)
-    if header.sliding_window:
-        source = "weights: the tensors' bytes; KV cache: the file does not say which layers have the window"
-    elif all(isinstance(length, int) for length in lengths):
-        layers, heads, key, value = (int(length) for length in lengths)  # type: ignore[arg-type]
-        cells = plan.context * plan.slots
-        kv_cache = int(layers * cells * heads * (key + value) * KV_BYTES[plan.profile.kv_cache_type])
-        source = "weights: the tensors' bytes; KV cache: layers x cells x KV heads x (key + value length)"
-    total = None if kv_cache is None else weights + kv_cache
-    return documents.Memory(weights=weights, kv_cache=kv_cache, total=total, source=source)
+
+    return documents.Memory(
+        device=part(budget.estimate.device),
+        host=part(budget.estimate.host),
+        free_device=budget.free.device,
+        free_host=budget.free.host,
+        verdict=budget.verdict.answer,
+        source=budget.estimate.source,
+        advice=list(budget.advice),
+        notes=list(budget.estimate.notes),
+    )
 
 
 def _text(found: documents.Plan) -> str:
+    from orchestrator.cli import memory
     from orchestrator.cli.console import size
 
-    model, memory = found.model, found.memory
+    model = found.model
     facts = [
         model.architecture,
         model.name,
@@ -132,8 +140,7 @@ def _text(found: documents.Plan) -> str:
         ("slots", str(found.slots)),
         ("device", found.device.kind),
         *(("", f"{gpu['id']} {gpu['name']}, {size(gpu['memory'])}") for gpu in found.device.gpus),
-        ("memory", f"weights {size(memory.weights)}, KV cache {size(memory.kv_cache)}"),
-        ("", memory.source),
+        *memory.rows(found.memory),
         *(("note", note) for note in found.notes),
         *(("set", f"{name}={_quoted(value)}") for name, value in found.environment.set.items()),
         *(("removed", name) for name in found.environment.removed),

@@ -58,7 +58,9 @@ def test_plan_shows_what_would_be_started_good(cli: Cli, fake: Write) -> None:
     assert found.environment.set["LLAMA_API_KEY"].startswith("(a fresh key")
     assert found.environment.set["PLAIN"] == "yes"
     assert "LLAMA_ARG_*" in found.environment.removed
-    assert found.memory.weights
+    assert found.memory is not None
+    assert found.memory.host.weights > 0
+    assert found.memory.verdict in {"fits", "tight", "no", "unknown"}
     text = cli("plan", profile).stdout
     assert "--ctx-size 192" in text
     assert "hidden-from-view" not in text + done.stdout
