@@ -24,7 +24,7 @@ import tenacity
 from backends import failures, planning, process, readiness
 from backends.engine import Engine
 from backends.failures import Failure
-from backends.launch import END_PATIENCE, Lease, end, first, launch, seconds_since
+from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
 from backends.restarts import Budget
 from orchestrator import home, leftovers
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.profile import Profile
 
 PORT_ATTEMPTS = 6
+STOP_PATIENCE = END_PATIENCE + GPU_PATIENCE + 5.0  # seconds beyond the grace: more than any stop takes
 _serial = itertools.count(1)
 
 
@@ -127,7 +128,7 @@ class SubprocessBackend(Engine):
             thread = self._thread
             if thread is not None:
                 self._order_stop(grace)
-                life.changed.wait_for(lambda: self._thread is not thread, self.grace + 2 * END_PATIENCE)
+                life.changed.wait_for(lambda: self._thread is not thread, self.grace + STOP_PATIENCE)
                 if self._thread is thread:
                     raise StopFailed(
                         f"{life.title}: still {self.state}", survivors=(), profile=self.profile.name
@@ -137,6 +138,9 @@ class SubprocessBackend(Engine):
             if self.state is State.STUCK and life.error is not None:
                 raise life.error
             if self.state is State.FAILED:
+                # its log was kept for whoever asks why; now nobody will
+                if life.folder is not None and life.folder.temporary and life.folder.acquire():
+                    life.folder.release(remove=True)
                 life.become(State.STOPPED)
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
@@ -155,10 +159,11 @@ class SubprocessBackend(Engine):
     def _begin(self) -> None:
         """Plan, take the run folder and start the supervisor."""
         plan = self.plan()
+        planning.refuse_what_does_not_fit(plan)
         root = home.home(self.environ)
         leftovers.sweep(root)
         folder = home.RunFolder(home.private(root / "run") / self.instance)
-        if not folder.acquire():
+        if not leftovers.acquire(folder):
             raise StartError(
                 f"{self.life.title}: already runs",
                 profile=self.profile.name,

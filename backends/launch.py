@@ -98,6 +98,7 @@ async def launch(
                 "owner": os.getpid(),
                 "boot": boot_id(),
                 "session": child.pid,
+                "guardian": child.guardian_pid,
                 "cookie": cookie,
                 "port": port,
                 "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},

@@ -102,10 +102,11 @@ class RunFolder:
         """Say whether this object holds the lock."""
         return self._lock is not None
 
-    def release(self, *, remove: bool = False) -> None:
+    def release(self, *, remove: bool = False, forget: bool = True) -> None:
         """Give ownership up and forget the record; the log stays unless the whole folder is to go."""
         if self._lock is not None:
-            (self.path / "record.json").unlink(missing_ok=True)
+            if forget:
+                (self.path / "record.json").unlink(missing_ok=True)
             if remove:
                 shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -113,7 +114,7 @@ class RunFolder:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Replace the record; a reader sees the old one or the new one, never a part."""
-        temporary = self.path / f".record.{os.getpid()}"
+        temporary = self.path / ".record"  # one name: what a killed owner left half-written is overwritten
         temporary.write_text(json.dumps(record, indent=1))
         temporary.replace(self.path / "record.json")
 

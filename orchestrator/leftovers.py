@@ -1,19 +1,22 @@
 """What a launch leaves behind when its owner and its guardian are gone, and its end.
 
-A process is recognised by its engine's session, by a cookie in the environment that it inherited, or by
-having been recorded with its start time. Pids alone are never trusted: they are reused.
+A process is recognised by a cookie in the environment that it inherited, by having been recorded with its
+start time, or by its engine's session. Pids alone are never trusted, nor are session numbers: both are
+reused, by strangers too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from orchestrator.home import run_folders
+from orchestrator.home import RunFolder, run_folders
 
 PATIENCE = 5.0  # seconds for a swept tree to be gone
 
@@ -54,19 +57,33 @@ def strays(session: int, cookie: str, known: Mapping[int, int]) -> list[int]:
     """
     found = []
     wanted = cookie.encode()
+    # while it lives, the session's first process tells whose the session is
+    first = start_time(session) if session else None
+    sessions_owner = None if first is None else first == known.get(session)
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
         if not name.isdigit() or (pid := int(name)) == os.getpid():
             continue
         fields = stat_fields(pid)
         if fields is None:
             continue
-        belongs = (session and int(fields[3]) == session) or known.get(pid) == int(fields[19])
-        if not belongs and wanted:
-            with contextlib.suppress(OSError):
-                belongs = wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        belongs = known.get(pid) == int(fields[19])
+        if not belongs:
+            variables = _environment(pid)
+            belongs = bool(wanted) and wanted in (variables or ())
+            if not belongs and session and int(fields[3]) == session:
+                # an environment that says otherwise is a stranger's; one wiped out says nothing
+                belongs = variables == [] if sessions_owner is None else sessions_owner
         if belongs:
             found.append(pid)
     return found
+
+
+def _environment(pid: int) -> list[bytes] | None:
+    """Return the ``NAME=VALUE`` of a process, None when they may not be read."""
+    try:
+        return [word for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in word]
+    except OSError:
+        return None
 
 
 def end(session: int, cookie: str, known: Mapping[int, int], patience: float = PATIENCE) -> tuple[int, ...]:
@@ -85,17 +102,63 @@ def end(session: int, cookie: str, known: Mapping[int, int], patience: float = P
 def sweep(root: Path) -> dict[str, tuple[int, ...]]:
     """End what dead owners left under a state folder; returns name -> pids that resisted SIGKILL.
 
-    A record's owner is dead when its lock can be had. A living owner's engines are never touched.
+    A record's owner is dead when its lock can be had. A living owner's engines are never touched. The record
+    of what resisted is kept, so that a later sweep tries again.
     """
     resisted = {}
     for folder in run_folders(root):
         record = folder.read()
         if not (record or folder.temporary) or not folder.acquire():
             continue
-        if record and record.get("boot") == boot_id():
-            known = {int(pid): int(start) for pid, start in record.get("processes", {}).items() if start}
-            left = end(int(record.get("session", 0)), str(record.get("cookie", "")), known)
-            if left:
-                resisted[folder.name] = left
-        folder.release(remove=folder.temporary)
+        left: tuple[int, ...] = ()
+        try:
+            if record and record.get("boot") == boot_id():
+                left = _end_recorded(record)
+        finally:
+            folder.release(remove=folder.temporary and not left, forget=not left)
+        if left:
+            resisted[folder.name] = left
     return resisted
+
+
+def acquire(folder: RunFolder, patience: float = 3 * PATIENCE) -> bool:
+    """Take a run folder, waiting for whoever sweeps it at this moment; False when a living owner has it."""
+    deadline = time.monotonic() + patience
+    while not folder.acquire():
+        record = folder.read()
+        if record is None:  # just swept, or just being started
+            return folder.acquire()
+        if start_time(int(record.get("owner") or 0)) is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _end_recorded(record: Mapping[str, Any]) -> tuple[int, ...]:
+    """End what a record names; one that makes no sense names nothing."""
+    try:
+        session, cookie = int(record["session"]), str(record["cookie"])
+        known = {int(pid): int(start) for pid, start in record["processes"].items() if start}
+        guardian = int(record.get("guardian") or 0)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+    # a living guardian knows its tree better than any record: it is killed last, should it not end by itself
+    guarded = {guardian: known.pop(guardian)} if guardian in known else {}
+    left = end(session, cookie, known)
+    if guarded and start_time(guardian) == guarded[guardian]:
+        _wait(guardian, PATIENCE)
+        left += end(0, "", guarded)
+        left += end(session, cookie, known)
+    return left
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """Wait for a process to end, whosever child it is."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        select.select([fd], [], [], seconds)
+    finally:
+        os.close(fd)

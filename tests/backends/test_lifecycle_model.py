@@ -139,6 +139,8 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def nothing_wrong_was_seen(self) -> None:
+        if self.wrong:
+            sys.stderr.write("\n".join(self.wrong))  # told even when hypothesis can't make it happen again
         assert not self.wrong, self.wrong
 
     @invariant()
@@ -276,7 +278,7 @@ class Lifecycle(RuleBasedStateMachine):
                 return
             self.bounded(lambda: self.backend.stop(0))
             self.bounded(lambda: self.backend.stop(0))  # a start may have come in between
-            assert not self.wrong, self.wrong
+            self.nothing_wrong_was_seen()
             assert self.backend.state is State.STOPPED, self.backend.status()
             assert not self.launches_alive()
             assert not psutil.Process().children(recursive=True)
