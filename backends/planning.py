@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import gguf_header, hardware, model_files
 from orchestrator.backend import Plan
-from orchestrator.errors import Problem, ProfileError
+from orchestrator.errors import DoesNotFit, Problem, ProfileError
 from orchestrator.profile import Profile
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
     machine = hardware.detect(Path(environ.get(MACHINE) or "/"))
     device = hardware.choose(machine, profile.device, profile.gpus, supported=supported, environ=environ)
     path, header = engine.find_model(profile, environ)
-    context, source = gguf_header.effective_context(header.context if header else None, profile.context)
+    cap = None if profile.context == "auto" else profile.context
+    context, source = gguf_header.effective_context(header.context if header else None, cap)
     template = profile.directory / profile.chat_template if profile.chat_template else None
     files: dict[str, Any] = {"directory": profile.directory, "environ": environ}
     plan = Plan(
@@ -53,6 +54,33 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         notes=device.notes,
     )
     return engine.settle(plan, machine)
+
+
+def refuse_what_does_not_fit(plan: Plan) -> None:
+    """Turn a plan away that can't have enough memory, before gigabytes are loaded for nothing.
+
+    What the runtime takes besides is an estimate and turns nobody away.
+
+    Raises:
+        DoesNotFit: its weights, cache and compute buffer alone are more than is free.
+
+    """
+    budget = plan.memory
+    if budget is None or not plan.profile.check_memory:
+        return
+    for place, part, free in (
+        ("the GPU", budget.estimate.device, budget.free.device),
+        ("system memory", budget.estimate.host, budget.free.host),
+    ):
+        needed = part.total - part.overhead
+        if free is not None and needed > free:
+            ways = "; or ".join(budget.advice) or "take a smaller model"
+            raise DoesNotFit(
+                f"{plan.backend}: {plan.profile.name}: needs {needed >> 20} MiB of {place}, "
+                f"{free >> 20} MiB are free (by {budget.estimate.source})",
+                profile=plan.profile.name,
+                advice=f"change the profile: {ways}; check_memory: false starts it all the same",
+            )
 
 
 def _refuse_reserved(engine: SubprocessBackend, profile: Profile) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from orchestrator.gguf_header import Header
     from orchestrator.hardware import DeviceChoice
+    from orchestrator.hardware.fit_advice import Budget
     from orchestrator.hf_model import HfModel
     from orchestrator.profile import Profile
 
@@ -147,6 +148,8 @@ class Plan:
         device: the device kind, its cards and their masks.
         mmproj_path: a multimodal projector beside the model, or None.
         lora_paths: adapters applied to the model.
+        gpu_layers: layers on the cards where the profile leaves the number to us, None for what it says.
+        memory: what it takes and whether that fits, None where the engine can't tell.
         chat_template_path: a template file, None when the profile names a built-in one or none.
         notes: what a careful reader should know (warnings, choices made).
 
@@ -165,6 +168,8 @@ class Plan:
     mmproj_path: Path | None = None
     lora_paths: tuple[Path, ...] = ()
     chat_template_path: Path | None = None
+    gpu_layers: int | None = None
+    memory: Budget | None = None
     notes: tuple[str, ...] = ()
 
 

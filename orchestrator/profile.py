@@ -74,8 +74,6 @@ def _always(_node: Node) -> bool:
 NOT_YET: Final = (
     _NotYet(("container",), _always, "write the whole command: [docker, run, ...]"),
     _NotYet(("stop_command",), _always, "leave it out"),
-    _NotYet(("context",), lambda node: node.text == "auto", "give a number of tokens"),
-    _NotYet(("gpu_layers",), lambda node: node.text == "auto", "give all, or a number"),
     _NotYet(
         ("idle_timeout",), lambda node: node.readings[-1:] not in [(0,), (0.0,)], "give 0, or leave it out"
     ),

@@ -147,11 +147,9 @@ class Keys(_Keys):
         description="package:NAME, a GGUF file, a safetensors folder, OWNER/NAME, or a mapping of forms."
     )
     backend: Text = Field(description="The engine that serves it.")
-    context: int = Field(
+    context: Annotated[int, Field(ge=1, le=2**31 - 1)] | Literal["auto"] = Field(
         default=4096,
-        ge=1,
-        le=2**31 - 1,
-        description="Tokens per slot at most; the model's own limit holds too.",
+        description="Tokens per slot at most, the model's own limit too; auto takes the most that fit.",
     )
     slots: int = Field(default=1, ge=1, le=4096, description="Requests served at once.")
     device: Literal["auto", "rocm", "cuda", "vulkan", "cpu"] = Field(
@@ -164,8 +162,11 @@ class Keys(_Keys):
         min_length=1,
         description="Stable ids or indices; default: all discrete cards of the device kind.",
     )
-    gpu_layers: Annotated[int, Field(ge=0, le=100_000)] | Literal["all"] = Field(
-        default="all", description="Layers that are put onto the GPU."
+    gpu_layers: Annotated[int, Field(ge=0, le=100_000)] | Literal["all", "auto"] = Field(
+        default="all", description="Layers that are put onto the GPU; auto puts as many there as fit."
+    )
+    check_memory: bool = Field(
+        default=True, description="Whether to refuse what can't fit into the memory that is free."
     )
     flash_attention: Literal["on", "off", "auto"] = Field(
         default="auto", description="The fused attention kernel."

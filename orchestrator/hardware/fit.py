@@ -15,6 +15,7 @@ from orchestrator.gguf_header import Header
 from orchestrator.hardware import fit_compute, fit_layers
 
 MIB: Final = 1 << 20
+CELL: Final = fit_layers.CELL
 MARGIN: Final = 256 * MIB  # left free: what a desktop's compositor takes and gives back meanwhile
 UBATCH: Final = 512  # tokens computed at once, llama.cpp's default
 
@@ -190,15 +191,18 @@ def fits(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> bool:
 
 def largest_context(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> int | None:
     """Return the most tokens a slot that fit, at most the model's own; None when not even 256 do."""
-    most = (header.context or 131_072) // fit_layers.CELL
-    if header.context and header.context < fit_layers.CELL:
+    most = (header.context or 131_072) // CELL
+    if header.context and header.context < CELL:
         return header.context if fits(header, replace(wish, context=header.context), free, margin) else None
-    found = _largest(
-        1, most, lambda count: fits(header, replace(wish, context=count * fit_layers.CELL), free, margin)
-    )
+    found = _largest(1, most, lambda count: fits(header, replace(wish, context=count * CELL), free, margin))
     if found == most and header.context:
         return header.context
-    return None if found is None else found * fit_layers.CELL
+    return None if found is None else found * CELL
+
+
+def largest_slots(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> int | None:
+    """Return the most slots, of those wished for, that fit; None when not even one does."""
+    return _largest(1, wish.slots, lambda count: fits(header, replace(wish, slots=count), free, margin))
 
 
 def largest_gpu_layers(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> int | None:
