@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from backends import llama_server_memory
 from backends.base import SubprocessBackend
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.programs import Answer, Program
@@ -117,19 +118,20 @@ class LlamaServer(SubprocessBackend):
         return supported_kinds(answer.text)
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
-        """Refuse what only vLLM has."""
-        del machine
+        """Refuse what only vLLM has, decide what is ``auto``, and say what it takes."""
         kind = plan.profile.kv_cache_type
         if kind.startswith("fp8"):
             where = str(plan.profile.source or plan.profile.name)
             raise ProfileError(
                 [Problem(where, 0, 0, "kv_cache_type", f"llama-server has no {kind}; take q8_0")]
             )
-        return plan
+        options = Options.model_validate(plan.profile.options.get(self.name, {}))
+        return llama_server_memory.settle(plan, machine, options.ubatch_size, self.environ)
 
     def command(self, plan: Plan, port: int) -> Command:
         """Return argv and environment; pure."""
         profile, options = plan.profile, Options.model_validate(plan.profile.options.get(self.name, {}))
+        layers = profile.gpu_layers if plan.gpu_layers is None else plan.gpu_layers
         argv = [
             *plan.binary.argv,
             *("--model", str(plan.model_path)),
@@ -139,7 +141,7 @@ class LlamaServer(SubprocessBackend):
             *("--ctx-size", str(plan.context * plan.slots)),
             *("--parallel", str(plan.slots)),
             *("--fit", "off"),
-            *("--n-gpu-layers", "0" if plan.device.kind == "cpu" else str(profile.gpu_layers)),
+            *("--n-gpu-layers", "0" if plan.device.kind == "cpu" else str(layers)),
             *("--flash-attn", profile.flash_attention),
             *("--cache-type-k", profile.kv_cache_type),
             *("--cache-type-v", profile.kv_cache_type),

@@ -60,7 +60,7 @@ def _keys(plan: Plan, options: VllmOptions) -> list[Problem]:
         )
     elif profile.kv_cache_type.startswith("fp8") and slow is not None:
         found["kv_cache_type"] = f"FP8 does not run on {slow.gfx}: leave it out"
-    if profile.gpu_layers != "all" and plan.device.kind != "cpu":
+    if profile.gpu_layers not in {"all", "auto"} and plan.device.kind != "cpu":
         found["gpu_layers"] = (
             "vLLM puts all layers onto the GPU: leave it out, set vllm: {cpu_offload_gib: N}, "
             "or take llama-server"
