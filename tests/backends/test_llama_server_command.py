@@ -88,6 +88,26 @@ def test_cpu_offloads_nothing_good() -> None:
     assert argv[argv.index("--n-gpu-layers") + 1] == "0"
 
 
+@pytest.mark.parametrize(
+    ("given", "batch", "ubatch"),
+    [
+        ({}, "256", "256"),
+        ({"ubatch_size": 64}, "256", "64"),
+        ({"ubatch_size": 1024}, "1024", "1024"),
+        ({"batch_size": 2048}, "2048", None),
+    ],
+)
+def test_cpu_reads_prompts_in_small_batches_so_that_a_cancel_is_noticed_good(
+    given: dict[str, int], batch: str, ubatch: str | None
+) -> None:
+    engine, plan = make_plan(DeviceChoice("cpu"), options={"llama-server": given})
+    argv = engine.command(plan, 1).argv
+    assert argv[argv.index("--batch-size") + 1] == batch
+    assert ("--ubatch-size" in argv) == (ubatch is not None)
+    if ubatch:
+        assert argv[argv.index("--ubatch-size") + 1] == ubatch
+
+
 def test_files_beside_the_model_good() -> None:
     from dataclasses import replace
 
