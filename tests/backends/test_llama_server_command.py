@@ -111,7 +111,7 @@ def test_cpu_reads_prompts_in_small_batches_so_that_a_cancel_is_noticed_good(
 def test_files_beside_the_model_good() -> None:
     from dataclasses import replace
 
-    engine, plan = make_plan(DeviceChoice("cpu"))
+    engine, plan = make_plan(DeviceChoice("rocm"))
     plan = replace(
         plan,
         mmproj_path=Path("/m/p.gguf"),
