@@ -18,7 +18,7 @@ from backends.base import SubprocessBackend
 from backends.failures import Failure
 from backends.failures_vllm import VLLM_FAILURES
 from backends.programs import Program, find
-from backends.vllm_options import DIALECT, KV_TYPES, PARSERS, VllmOptions
+from backends.vllm_options import DIALECT, KV_TYPES, REASONING, TOOLS, VllmOptions
 from orchestrator import hf_model, model_files
 from orchestrator.backend import Binary, Command, Dialect, Plan
 from orchestrator.engines import Recipe, Step
@@ -228,15 +228,20 @@ def tensor_parallel(plan: Plan, options: VllmOptions) -> int:
 
 
 def _parsers(plan: Plan, options: VllmOptions) -> tuple[str, ...]:
-    """Tell vLLM how to read what the model's family writes."""
-    reasoning, tools = PARSERS.get(getattr(plan.header, "architecture", None) or "", (None, None))
-    reasoning, tools = options.reasoning_parser or reasoning, options.tool_parser or tools
+    """Tell vLLM how to read what the model's family writes, as its own template shows it."""
+    own = "" if plan.chat_template_path else getattr(plan.header, "chat_template", None) or ""
+    reasoning = options.reasoning_parser or _shown(REASONING, own)
+    tools = options.tool_parser or _shown(TOOLS, own)
     argv: tuple[str, ...] = ()
     if reasoning:
         argv += ("--reasoning-parser", reasoning)
     if tools:
         argv += ("--enable-auto-tool-choice", "--tool-call-parser", tools)
     return argv
+
+
+def _shown(parsers: Mapping[str, str], template: str) -> str | None:
+    return next((parser for mark, parser in parsers.items() if mark in template), None)
 
 
 class VllmRocm(Vllm):

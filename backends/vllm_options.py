@@ -37,23 +37,20 @@ class VllmOptions(BaseModel):
     )
     prefix_caching: bool | None = Field(None, description="keep what prompts have in common")
     reasoning_parser: str | None = Field(
-        None, min_length=1, description="how thoughts are told from answers; default: by architecture"
+        None, min_length=1, description="how thoughts are told from answers; default: by the model's template"
     )
     tool_parser: str | None = Field(
-        None, min_length=1, description="how calls of tools are found; default: by architecture"
+        None, min_length=1, description="how calls of tools are found; default: by the model's template"
     )
 
 
-# Architecture -> (reasoning parser, tool parser) as vLLM names them. llama-server finds both from the
-# template; vLLM has to be told.
-PARSERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
-    "Gemma3ForCausalLM": (None, "pythonic"),
-    "Gemma3ForConditionalGeneration": (None, "pythonic"),
-    "LlamaForCausalLM": (None, "llama3_json"),
-    "MistralForCausalLM": (None, "mistral"),
-    "Qwen2ForCausalLM": (None, "hermes"),
-    "Qwen3ForCausalLM": ("qwen3", "hermes"),
-    "Qwen3MoeForCausalLM": ("qwen3", "hermes"),
+# What stands in a model's chat template -> the parser, as vLLM names them. llama-server finds both from the
+# template by itself; vLLM has to be told, and does not start with one that the model has no tokens for.
+REASONING: Final[Mapping[str, str]] = {"<think>": "qwen3"}
+TOOLS: Final[Mapping[str, str]] = {
+    "<|python_tag|>": "llama3_json",
+    "[TOOL_CALLS]": "mistral",
+    "<tool_call>": "hermes",
 }
 
 KV_TYPES: Final[Mapping[str, str]] = {

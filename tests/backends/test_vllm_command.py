@@ -73,16 +73,13 @@ def between(model: Path, *memory: str, dtype: str = "auto", slots: str = "1") ->
     ]
 
 
-LLAMA = ["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]
-
-
 def test_one_card_beside_an_integrated_one_good(tmp_path: Path) -> None:
     case = Case(VllmRocm, tmp_path, "rx7800xt-then-9950x", slots=4)
     command = case.command()
     free = 1 - 1491832832 / 17163091968
     share = f"{int(0.9 * free * 1000) / 1000:g}"
     memory = ("--gpu-memory-utilization", share)
-    assert list(command.argv) == [*between(case.folder, *memory, slots="4"), *ALWAYS, *LLAMA]
+    assert list(command.argv) == [*between(case.folder, *memory, slots="4"), *ALWAYS]
     assert float(share) <= 0.9 * free  # more than is free would be refused
     assert dict(command.env) == {
         **QUIET,
@@ -125,7 +122,7 @@ def test_the_processor_gets_the_cache_that_the_context_needs_good(tmp_path: Path
     # 2 slots x (2048 + a block of 128) tokens x 2 layers x 2 heads x (32 + 32) x 2 bytes
     cache = str(2 * 2176 * 2 * 2 * 64 * 2)
     memory = ("--kv-cache-memory-bytes", cache)
-    assert list(command.argv) == [*between(case.folder, *memory, slots="2"), *ALWAYS, *LLAMA]
+    assert list(command.argv) == [*between(case.folder, *memory, slots="2"), *ALWAYS]
     assert command.env["VLLM_TARGET_DEVICE"] == "cpu"
     assert {command.env["CUDA_VISIBLE_DEVICES"], command.env["HIP_VISIBLE_DEVICES"]} == {"-1"}
 
@@ -161,6 +158,7 @@ def test_every_option_good(tmp_path: Path) -> None:
                 "cpu_offload_gib": 2,
                 "prefix_caching": False,
                 "reasoning_parser": "qwen3",
+                "tool_parser": "hermes",
             },
             "vllm-rocm": {"batched_tokens": 512},
         },
@@ -176,7 +174,7 @@ def test_every_option_good(tmp_path: Path) -> None:
         "--kv-cache-dtype fp8",
         "--dtype bfloat16",
         "--tensor-parallel-size 2 --pipeline-parallel-size 2 --distributed-executor-backend ray",
-        "--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser llama3_json",
+        "--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes",
         f"--chat-template {template}",
         "--enforce-eager",
         "--max-num-batched-tokens 512",
@@ -205,6 +203,21 @@ def test_the_model_is_given_as_the_launch_form_wants_it_good(
     wanted = tuple(str(case.folder) if word == "FOLDER" else word for word in given)
     argv = case.command().argv
     assert argv[len(launch) : len(launch) + len(wanted)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("template", "parsers"),
+    [
+        ("{{ '<think>' }}<tool_call>", ["--reasoning-parser", "qwen3"]),
+        ("<|python_tag|>", ["--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]),
+        ("<tool_call>", ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]),
+        ("{{ messages }}", []),
+    ],
+)
+def test_parsers_are_found_from_the_template_good(tmp_path: Path, template: str, parsers: list[str]) -> None:
+    argv = list(Case(VllmCpu, tmp_path, "nothing", config={"template": template}).command().argv)
+    assert argv[argv.index("/health,/metrics,/v1/models") + 1 :][: len(parsers)] == parsers
+    assert bool(parsers) == any(word.startswith("--") and "parser" in word for word in argv)
 
 
 def test_a_model_on_the_hub_may_be_fetched_good(tmp_path: Path) -> None:
