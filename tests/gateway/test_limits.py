@@ -297,6 +297,25 @@ async def test_deep_pipeline_stops_the_reading_not_the_answers_ugly() -> None:
             assert (await client.answer()).status == 200
 
 
+@in_loop
+async def test_requests_sent_ahead_are_not_collected_without_end_ugly() -> None:
+    read = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await read.wait()
+        await ok(call)
+
+    async with behind_gateway(script) as setup, connected(setup.port) as client:
+        client.ask({"model": "gemma"})
+        (served,) = await clients_of(setup)
+        client.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000)
+        await asyncio.sleep(0.2)
+        assert 0 < len(served._pending) < 10_000
+        read.set()
+        for _ in range(50_001):
+            assert (await client.answer()).status == 200
+
+
 async def clients_of(setup: Setup) -> list[Any]:
     await until(lambda: bool(setup.gateway._clients))
     return list(setup.gateway._clients)
