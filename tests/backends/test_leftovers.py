@@ -170,7 +170,7 @@ LEADERLESS = """
 import os, sys
 os.setsid()
 if os.fork() == 0:
-    script = f"import os, time; print({os.getppid()}, os.getpid(), flush=True); time.sleep(600)"
+    script = f"import os, time; print({os.getsid(0)}, os.getpid(), flush=True); time.sleep(600)"
     os.execve(sys.executable, [sys.executable, "-S", "-c", script], ENV)
 """
 
