@@ -197,7 +197,12 @@ def _python(recipe: Recipe) -> str | None:
     """Return the Python that the environment is made with."""
     if recipe.python is None or ".".join(platform.python_version_tuple()[:2]) == recipe.python:
         return sys.executable
-    return shutil.which(f"python{recipe.python}")
+    found = shutil.which(f"python{recipe.python}")
+    if found is None:
+        return None
+    asked = [found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return found if told == recipe.python else None  # a version manager's shim may lead nowhere
 
 
 @contextlib.contextmanager
