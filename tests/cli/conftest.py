@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -179,6 +180,14 @@ def real(gemma_gguf: Path, llama_server_binary: Path, tmp_path: Path) -> str:
     }
     path.write_text(yaml.safe_dump(profile))
     return str(path)
+
+
+CRASHES = {"crash_request": 2}  # knobs: the first completion is the probe's, the next kills the engine
+
+
+def crash(url: str, name: str) -> None:
+    """Send a completion to an engine with the knobs `CRASHES`; waits for a restart under way."""
+    httpx.post(f"{url}/completions", json={"model": name, "prompt": "Hi"}, timeout=PATIENCE)
 
 
 def wait_for_end(pids: list[int]) -> None:

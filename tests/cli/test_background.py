@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
 from orchestrator.cli import control
-from tests.cli.conftest import Cli, Start, Write, wait_for_end
+from tests.cli.conftest import COMMAND, PATIENCE, Cli, Start, Write, wait_for_end
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -153,15 +154,32 @@ def test_logs_of_nothing_good(cli: Cli) -> None:
     assert cli("logs", "nobody").returncode == 2
 
 
-def test_logs_with_a_reader_that_leaves_ugly(cli: Cli, start: Start, fake: Write) -> None:
+def test_logs_with_a_reader_that_leaves_ugly(cli: Cli, fake: Write) -> None:
     cli("up", fake("one", {"log_rate": 200_000}), "--port", "0", "--detach")
-    logs = start("logs", "one", "--follow")
-    logs.line()
-    assert logs.process.stdout is not None
-    os.close(os.dup(logs.process.stdout.fileno()))
-    logs.signal(signal.SIGINT)
-    assert logs.wait() == 130
-    assert not any("Traceback" in line for line in logs.err)
+    logs = subprocess.Popen([*COMMAND, "logs", "-f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert logs.stdout is not None
+    assert logs.stderr is not None
+    logs.stdout.read(100)
+    logs.stdout.close()
+    assert logs.wait(PATIENCE) == 141
+    assert logs.stderr.read() == b""
+    logs.stderr.close()
+
+
+def test_logs_with_a_reader_that_stalls_block_nobody_ugly(cli: Cli, fake: Write) -> None:
+    up = cli("up", fake("one", {"log_rate": 5_000_000}), "--port", "0", "--detach")
+    logs = subprocess.Popen([*COMMAND, "logs", "-f"], stdout=subprocess.PIPE)
+    assert logs.stdout is not None
+    try:
+        logs.stdout.read(100)  # and never again: its pipe is full in no time
+        url = up.stdout.split()[2]
+        answer = httpx.post(f"{url}/completions", json={"prompt": "Hi", "max_tokens": 1}, timeout=PATIENCE)
+        assert answer.status_code == 200
+        assert cli("down").stdout == "stopped one\n"
+    finally:
+        logs.kill()
+        logs.wait(PATIENCE)
+        logs.stdout.close()
 
 
 @pytest.mark.real

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND, PATIENCE, Write
+from tests.cli.conftest import COMMAND, CRASHES, PATIENCE, Write, crash
 
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
@@ -27,7 +27,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self.ours, theirs = os.openpty()
-        self.seen = ""
+        self.seen = self.last = ""
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments],
             stdin=theirs,
@@ -49,7 +49,7 @@ class Terminal:
                 continue
             break
         assert text in self.seen, self.seen
-        self.seen = self.seen.partition(text)[2]
+        self.last, _, self.seen = self.seen.partition(text)
 
     def type(self, text: str) -> None:
         """Type."""
@@ -90,12 +90,13 @@ def test_up_shows_stage_and_time_while_it_loads_good(terminal: Callable[..., Ter
 def test_up_says_on_a_terminal_that_an_engine_restarts_bad(
     terminal: Callable[..., Terminal], fake: Write
 ) -> None:
-    up = terminal(
-        "up", fake("frail", {"exit_after": 0.5, "exit_from": "ready", "exit_code": 9}), "--port", "0"
-    )
-    up.until("ready frail")
+    up = terminal("up", fake("frail", CRASHES, restart={"attempts": 1, "backoff": [0, 0]}), "--port", "0")
+    up.until("ready frail ")
+    up.until("/v1")
+    url = up.last.split()[-1] + "/v1"
+    crash(url, "frail")
     up.until("frail: restarting: ")
-    up.until("exit code 9")
+    crash(url, "frail")
     up.until("gave up")
     assert up.wait() == 3
 

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.cli.conftest import Cli, Start, Write, wait_for_end
+from tests.cli.conftest import CRASHES, Cli, Start, Write, crash, wait_for_end
 
 
 def engine_pids(cli: Cli) -> list[int]:
@@ -150,9 +150,9 @@ def test_up_whose_last_engine_was_given_up_ends_with_3_bad(start: Start, fake: W
 
 
 def test_up_lives_on_while_one_engine_lives_ugly(cli: Cli, start: Start, fake: Write) -> None:
-    frail = fake("frail", {"exit_after": 0.2, "exit_from": "ready"}, restart={"attempts": 0})
-    up = start("up", fake("firm"), frail, "--port", "0")
+    up = start("up", fake("firm"), fake("frail", CRASHES, restart={"attempts": 0}), "--port", "0")
     url = {up.ready(), up.ready()}.pop()
+    crash(url, "frail")
     while {row["name"]: row["state"] for row in json.loads(cli("ps", "--json").stdout)}["frail"] != "failed":
         pass
     answer = httpx.post(f"{url}/completions", json={"model": "firm", "prompt": "Hi", "max_tokens": 1})
