@@ -26,7 +26,7 @@ LOCK = Path(__file__).parent / "locks" / "llama-server.lock"
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Options(BaseModel):
+class LlamaServerOptions(BaseModel):
     """The profile's ``llama-server:`` section; unset options are left to llama-server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -81,7 +81,7 @@ class LlamaServer(SubprocessBackend):
     """llama-server on ROCm, CUDA, Vulkan or the CPU, whichever its binary was built for."""
 
     name = "llama-server"
-    Options = Options
+    Options = LlamaServerOptions
     dialect: ClassVar[Dialect] = DIALECT
     program = Program(
         "llama-server",
@@ -131,9 +131,9 @@ class LlamaServer(SubprocessBackend):
             )
         return llama_server_memory.settle(plan, machine, self.options(plan).ubatch_size, self.environ)
 
-    def options(self, plan: Plan) -> Options:
+    def options(self, plan: Plan) -> LlamaServerOptions:
         """Return the profile's options, and the batch that suits the device."""
-        given = Options.model_validate(plan.profile.options.get(self.name, {}))
+        given = LlamaServerOptions.model_validate(plan.profile.options.get(self.name, {}))
         if plan.device.kind != "cpu" or given.batch_size is not None:
             return given
         ubatch = given.ubatch_size or CPU_BATCH

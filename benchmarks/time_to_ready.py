@@ -1,4 +1,4 @@
-"""How much longer until the first answer can come with the orchestrator than with the bare llama-server?
+"""Time to ready: how much longer with the orchestrator than with the bare llama-server.
 
 Both start the same binary with the same arguments on the same model. *Bare* is from the spawn until /health
 is 200, polled every 10 ms by a loop that does nothing else. *Ours* is from `start()` until it returns: plan,
@@ -80,9 +80,7 @@ def main() -> None:
     for name, values in figures.items():
         print(f"{name:5} median {statistics.median(values):.3f} s  ({min(values):.3f} to {max(values):.3f})")
     more = [b - a for a, b in zip(figures["bare"], figures["ours"], strict=True)]
-    print(
-        f"ours - bare, per pair: median {statistics.median(more):+.3f} s  ({min(more):+.3f} to {max(more):+.3f})"
-    )
+    print(f"ours - bare, per pair: {statistics.median(more):+.3f} s  ({min(more):+.3f} to {max(more):+.3f})")
 
 
 if __name__ == "__main__":
