@@ -9,7 +9,7 @@ ARGS ?=
 BIN := .venv/bin
 BENCHMARKS := benchmarks/gguf_header.py
 
-.PHONY: help install up test check bench docs lock clean
+.PHONY: help install up test check bench chaos docs lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | while read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
@@ -34,6 +34,9 @@ check: install ## Formatting, lint, types, layers and generated pages; changes n
 
 bench: install ## Measure what this software adds to the bare engine, some minutes
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" $(ARGS) || exit; done
+
+chaos: install ## Kill the engine, its guardian and the orchestrator under load, some minutes
+	@exec $(BIN)/python benchmarks/chaos.py $(ARGS)
 
 docs: install ## Generate the pages that come from the code
 	$(BIN)/python tools/docs.py

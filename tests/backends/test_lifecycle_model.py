@@ -293,7 +293,7 @@ class Lifecycle(RuleBasedStateMachine):
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(
-    max_examples=EXAMPLES or 12,
+    max_examples=EXAMPLES or 20,
     stateful_step_count=10 if not EXAMPLES else 20,
     derandomize=not EXAMPLES,
     database=None,
