@@ -1,0 +1,299 @@
+"""The guardian as a program of its own, spoken to over its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends import guardian
+from tests.backends.conftest import alive, wait_gone
+
+ENGINE = """
+import os, signal, sys, time
+for word in sys.argv[1:]:
+    if word == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif word == "away":  # a grandchild that setsid and a double fork hide, and that ignores TERM
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                print("away", os.getpid(), flush=True)
+                time.sleep(300)
+            os._exit(0)
+    elif word == "tell":
+        print("fds", *sorted(map(int, os.listdir("/proc/self/fd")[:-1])), flush=True)
+        print("ignored", open("/proc/self/status").read().split("SigIgn:")[1].split()[0], flush=True)
+        print("environment", sorted(os.environ), flush=True)
+        print("session", os.getsid(0) == os.getpid(), flush=True)
+    elif word.startswith("exit"):
+        os._exit(int(word[4:]))
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+class Guarded:
+    """A guardian, and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "engine.log"
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(30)
+        self.lines = self.ours.makefile("r")
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={},
+            )
+
+    def order(self, *words: str, grace: float = 0.2, argv: list[str] | None = None, **more: Any) -> bytes:
+        order = {
+            "argv": argv or [sys.executable, "-S", "-c", ENGINE, *words],
+            "env": {"NAME": "value", "LC_CTYPE": "C.UTF-8"},
+            "cwd": "/",
+            "log": str(self.log),
+            "log_bytes": 1 << 20,
+            "log_files": 3,
+            "grace": grace,
+        }
+        return json.dumps({**order, **more}).encode() + b"\n"
+
+    def send(self, data: bytes) -> None:
+        self.ours.sendall(data)
+
+    def hear(self, key: str) -> Any:
+        """Return what the next message with `key` says."""
+        for line in self.lines:
+            message = json.loads(line)
+            if key in message:
+                return message[key]
+        raise AssertionError(f"ended without {key!r}")
+
+    def logged(self, word: str) -> list[str]:
+        """Wait for a line of the log that begins with `word`; returns the rest."""
+        while True:
+            text = self.log.read_text() if self.log.exists() else ""
+            for line in text.split("\n")[:-1]:
+                if line.split(" ")[0] == word:
+                    return line.split(" ")[1:]
+            assert self.process.poll() is None, text
+
+    def close(self) -> None:
+        self.lines.close()
+        self.ours.close()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    made = Guarded(tmp_path)
+    yield made
+    made.close()
+    try:
+        made.process.wait(30)
+    finally:
+        made.process.kill()
+        made.process.wait()
+
+
+def test_from_start_to_end_good(guarded: Guarded) -> None:
+    guarded.send(guarded.order())
+    pid = guarded.hear("spawned")
+    guarded.logged("up")
+    guarded.send(b'{"stop": 30}\n')
+    assert guarded.hear("exited") == {"code": None, "signal": signal.SIGTERM}
+    assert guarded.hear("gone") == []
+    assert guarded.process.wait(30) == 0
+    assert not alive([pid])
+
+
+@pytest.mark.parametrize("code", [0, 1, 77])
+def test_the_exit_code_is_told_good(guarded: Guarded, code: int) -> None:
+    guarded.send(guarded.order(f"exit{code}"))
+    assert guarded.hear("exited") == {"code": code, "signal": None}
+    assert guarded.hear("gone") == []
+
+
+def test_a_program_that_is_not_there_is_told_bad(guarded: Guarded) -> None:
+    guarded.send(guarded.order(argv=["/nowhere/engine"]))
+    assert guarded.hear("error") == "No such file or directory"
+    assert guarded.process.wait(30) == 0
+
+
+def test_orders_come_in_any_pieces_ugly(guarded: Guarded) -> None:
+    for byte in guarded.order() + b'{"stop"':
+        guarded.send(bytes([byte]))
+    guarded.hear("spawned")
+    guarded.logged("up")
+    for byte in b': 30}\n{"stop": 20}\n':
+        guarded.send(bytes([byte]))
+    assert guarded.hear("gone") == []
+
+
+def test_a_stop_that_comes_together_with_the_start_is_heard_ugly(guarded: Guarded) -> None:
+    guarded.send(guarded.order("stubborn", grace=600) + b'{"stop": 0}\n')
+    assert guarded.hear("gone") is not None
+
+
+def test_a_later_stop_may_only_hasten_good(guarded: Guarded) -> None:
+    guarded.send(guarded.order("stubborn"))
+    guarded.logged("up")
+    guarded.send(b'{"stop": 0.1}\n{"stop": 3600}\n')
+    assert guarded.hear("exited") == {"code": None, "signal": signal.SIGKILL}
+    assert guarded.hear("gone")
+
+
+@pytest.mark.parametrize("how", ["socket", "TERM"])
+def test_it_ends_the_tree_when_nobody_is_there_any_more_ugly(guarded: Guarded, how: str) -> None:
+    guarded.send(guarded.order("stubborn", "away"))
+    pids = [guarded.hear("spawned"), int(guarded.logged("away")[0])]
+    guarded.logged("up")
+    if how == "socket":
+        guarded.ours.shutdown(socket.SHUT_RDWR)
+    else:
+        guarded.process.terminate()
+    assert guarded.process.wait(30) == 0
+    assert not alive(pids)
+
+
+def test_it_hears_no_ctrl_c_good(guarded: Guarded) -> None:
+    guarded.send(guarded.order())
+    guarded.logged("up")
+    guarded.process.send_signal(signal.SIGINT)
+    guarded.process.send_signal(signal.SIGHUP)
+    guarded.send(b'{"stop": 30}\n')
+    assert guarded.hear("exited")["signal"] == signal.SIGTERM
+
+
+def test_what_a_dead_engine_leaves_behind_is_ended_and_named_ugly(guarded: Guarded) -> None:
+    guarded.send(guarded.order("away"))
+    leader, grandchild = guarded.hear("spawned"), int(guarded.logged("away")[0])
+    guarded.logged("up")
+    os.kill(leader, signal.SIGKILL)
+    assert guarded.hear("exited") == {"code": None, "signal": signal.SIGKILL}
+    assert guarded.hear("gone") == [grandchild]
+    assert not alive([grandchild])
+
+
+def test_the_engine_dies_with_its_guardian_ugly(guarded: Guarded) -> None:
+    guarded.send(guarded.order("stubborn"))
+    leader = guarded.hear("spawned")
+    guarded.logged("up")
+    guarded.process.kill()
+    wait_gone([leader])
+
+
+def test_the_engine_inherits_nothing_of_ours_good(guarded: Guarded) -> None:
+    guarded.send(guarded.order("tell"))
+    assert guarded.logged("fds") == ["0", "1", "2"]
+    assert int(guarded.logged("ignored")[0], 16) & ~(1 << (signal.SIGXFSZ - 1)) in (
+        0,
+        1 << 12,
+    )  # Python's own
+    assert guarded.logged("environment") == ["['LC_CTYPE',", "'NAME']"]
+    assert guarded.logged("session") == ["True"]
+
+
+def test_no_zombie_is_kept_good(guarded: Guarded) -> None:
+    churn = "import os, time\nfor _ in range(50):\n    if os.fork() == 0:\n        os._exit(0)\n"
+    orphans = "if os.fork() == 0:\n    [os._exit(0) for _ in range(5) if os.fork() == 0]\n    os._exit(0)\n"
+    script = churn + orphans + "while True:\n    try: os.wait()\n    except ChildProcessError: break\n"
+    script += "print('up', flush=True)\ntime.sleep(300)"
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", script]))
+    guarded.logged("up")
+    seen = psutil.Process(guarded.process.pid)
+    while zombies := [c for c in seen.children(recursive=True) if c.status() == psutil.STATUS_ZOMBIE]:
+        psutil.wait_procs(zombies, timeout=0.1)
+    guarded.send(b'{"stop": 0}\n')
+    guarded.hear("gone")
+
+
+def test_it_is_small_good(guarded: Guarded) -> None:
+    """At most 15 MB beside every engine, however much that logs."""
+    flood = "import os\nfor _ in range(400): os.write(1, b'x' * 100_000)\nprint('\\nup', flush=True)\n"
+    flood += "import time\ntime.sleep(300)"
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", flood]))
+    guarded.logged("up")
+    assert psutil.Process(guarded.process.pid).memory_info().rss < 15_000_000
+
+
+def test_it_needs_the_standard_library_alone_good() -> None:
+    script = (
+        f"import sys; sys.argv = ['x']; exec(open({guardian.__file__!r}).read().replace('main()', 'pass'));"
+    )
+    script += "print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True
+    )
+    heavy = {"typing", "subprocess", "asyncio", "logging", "pathlib", "psutil", "threading"}
+    assert not heavy & set(said.stdout.split())
+
+
+# -- its log ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+@given(chunks=st.lists(st.integers(0, 300), max_size=40), size=st.integers(1, 400), files=st.integers(1, 4))
+def test_the_log_keeps_the_end_and_its_cap_good(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[int], size: int, files: int
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    log = guardian.Log(str(folder / "engine.log"), size, files)
+    written = b""
+    for number, length in enumerate(chunks):
+        data = bytes([number]) * length
+        log.write(data)
+        written += data
+    os.close(log.fd)
+    paths = [folder / "engine.log", *(folder / f"engine.log.{number}" for number in range(1, files))]
+    kept = b"".join(path.read_bytes() for path in reversed(paths) if path.exists())
+    assert written.endswith(kept)
+    assert {path for path in folder.iterdir()} <= set(paths)
+    assert all(path.stat().st_size < size + max([*chunks, 1]) for path in paths if path.exists())
+    if files > 1:
+        assert len(kept) >= min(len(written), size)
+
+
+def test_a_full_disk_costs_lines_and_nothing_else_ugly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = guardian.Log(str(tmp_path / "engine.log"), 10, 3)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        log.write(b"lost" * 10)
+    log.write(b"kept")
+    os.close(log.fd)
+    assert (tmp_path / "engine.log").read_bytes() == b"kept"
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make every process vanish between the listing and the look."""
+
+    def vanish() -> None:
+        monkeypatch.setattr("builtins.open", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
+
+    return vanish
+
+
+def test_processes_that_vanish_while_looked_at_are_no_fault_ugly(unreadable: Callable[[], None]) -> None:
+    unreadable()
+    assert guardian.descendants(1) == []
