@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 
 from orchestrator.cli import documents, faults, main
 from orchestrator.errors import ExitedEarly, Incomparable, OrchestratorError, RequestError
-from tests.cli.conftest import COMMAND, Cli, Write
+from tests.cli.conftest import Cli, Write
 
 ROOT = Path(__file__).parent.parent.parent
 BAD_PROFILES = sorted((ROOT / "tests" / "data" / "bad_profiles").glob("*.y*ml"))
@@ -182,10 +181,7 @@ def test_a_fault_of_ours_shows_its_traceback_only_when_asked_ugly(cli: Cli, tmp_
     assert "Traceback" in cli("ps", environ={**environ, "ORCHESTRATOR_DEBUG": "1"}).stderr
 
 
-def test_the_shipped_profiles_are_right_good(cli: Cli) -> None:
-    profiles = sorted((ROOT / "profiles").glob("*.yaml"))
-    for path in profiles:
-        assert yaml.safe_load(path.read_text())
-    if profiles:
-        done = subprocess.run([*COMMAND, "check", *map(str, profiles)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+def test_the_first_profile_is_right_good(cli: Cli) -> None:
+    path = str(ROOT / "profiles" / "gemma.yaml")
+    done = cli("check", path)
+    assert (done.returncode, done.stdout) == (0, f"ok {path}\n")
