@@ -16,14 +16,13 @@ PORT = 8080  # where `up` listens unless told otherwise
 def doctor(as_json: options.Json = False) -> int:
     """Look at GPUs, drivers, permissions and engines, and say what to do about each."""
     from orchestrator.cli import console, documents
-    from orchestrator.doctor import blocked, examine
+    from orchestrator.doctor import examine, exit_code
     from orchestrator.home import home
     from orchestrator.model_files import default_cache
 
     found = examine(
         binaries=_engines(), folders={"state": home(), "model cache": default_cache()}, ports=[PORT]
     )
-    bad = blocked(found)
     if as_json:
         findings = [
             documents.Finding(
@@ -31,13 +30,13 @@ def doctor(as_json: options.Json = False) -> int:
             )
             for finding in found
         ]
-        console.document(documents.Doctor(ok=not bad, findings=findings))
+        console.document(documents.Doctor(ok=exit_code(found) == 0, findings=findings))
     else:
         for finding in found:
             console.out(f"{finding.level:8} {finding.subject}: {finding.message}")
             if finding.command:
                 console.out(f"{'':8} -> {finding.command}")
-    return 3 if bad else 0
+    return exit_code(found)
 
 
 def _engines() -> list[Engine]:
