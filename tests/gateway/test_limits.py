@@ -246,6 +246,19 @@ async def test_request_that_never_ends_is_given_up_bad() -> None:
 
 
 @in_loop
+async def test_slow_body_that_moves_is_given_more_time_good() -> None:
+    async with behind_gateway(ok) as setup, connected(setup.port) as client:
+        client.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
+        (served,) = await clients_of(setup)
+        await until(lambda: served.busy)
+        before = served.deadline
+        client.write(b"{")
+        await until(lambda: served.deadline > before)
+        client.write(b"}")
+        assert (await client.answer()).status == 200
+
+
+@in_loop
 async def test_idle_connection_is_closed_good() -> None:
     async with behind_gateway(ok, limits=Limits(idle=0.1)) as setup, connected(setup.port) as client:
         client.ask(path="/health")
