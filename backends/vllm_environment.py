@@ -82,9 +82,10 @@ def interpreter(program: Path) -> str:
     if words and re.match(r"python|pypy", Path(words[0]).name):
         return words[0]
     if words and Path(words[0]).name == "sh":  # a venv in a long path: the shell starts Python from line two
-        found = re.search(r"""exec['"\s]+(\S*python[\d.]*)""", program.read_text("utf-8", "replace"))
+        text = program.read_text("utf-8", "replace")
+        found = re.search(r"""exec'\s+(?:"([^"]*python[\d.]*)"|(\S*python[\d.]*))""", text)
         if found:
-            return found[1]
+            return found[1] or found[2]
     raise BinaryMissing(
         f"{program}: is started by {' '.join(words) or 'nothing'}, not by Python",
         advice="give the whole `command` in the profile: [/path/to/wrapper, serve]",
