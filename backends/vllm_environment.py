@@ -72,6 +72,8 @@ def interpreter(program: Path) -> str:
         BinaryMissing: it is neither.
 
     """
+    if re.match(r"python|pypy", program.name):
+        return str(program)  # itself, or a version manager's script in its place
     with program.open("rb") as file:
         first = file.readline(4096)
     if not first.startswith(b"#!"):
