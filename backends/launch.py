@@ -6,6 +6,7 @@ Whatever goes wrong on the way up, the child has ended before the error leaves t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 GPU_PATIENCE = 15.0  # seconds for a driver to give memory back
 END_PATIENCE = 10.0  # seconds after the grace until a tree that is still there is called stuck
+EXIT_NEWS = 0.5  # seconds for the news of an engine's end to arrive
 COOKIE = "ORCHESTRATOR_LAUNCH"
 
 _leased: set[int] = set()  # ports given to engines of this process
@@ -145,12 +147,16 @@ async def _until_ready(
                 advice="raise `timeouts.start` if it was still loading",
             ) from None
         except StartError as fault:
-            raise type(fault)(
-                f"{life.title}: {fault}",
-                profile=plan.profile.name,
-                log_tail=child.tail.lines(TAIL_LINES),
-                advice=fault.advice,
-            ) from None
+            # one that dies while it is asked gives odd answers: then its end is what counts
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.exited.wait(), EXIT_NEWS)
+            if not child.exited.is_set():
+                raise type(fault)(
+                    f"{life.title}: {fault}",
+                    profile=plan.profile.name,
+                    log_tail=child.tail.lines(TAIL_LINES),
+                    advice=fault.advice,
+                ) from None
     if child.exited.is_set():
         raise _early(engine, child, port)
 

