@@ -91,6 +91,14 @@ class SubprocessBackend(Engine):
         """Decide everything, start nothing; see `Backend.plan`."""
         return planning.make_plan(self, self.profile, self.environ)
 
+    def assembling(self, done: int, total: int) -> None:
+        """Tell the progress of putting a packaged model together, in tenths."""
+        stage = f"putting the model together: {done * 10 // total * 10} % of {total >> 20} MiB"
+        with self.life.changed:
+            if stage != self.life.stage:
+                self.life.stage = stage
+                self.life.tell("stage", line=stage)
+
     def prepared(self, plan: Plan, port: int) -> Command:
         """Return the command with the placeholders of the profile's own ``command`` filled in."""
         command = self.command(plan, port)
@@ -117,8 +125,9 @@ class SubprocessBackend(Engine):
         """Wait until ready without starting anything; see `Backend.endpoint`."""
         return self.life.wait_ready(timeout)
 
-    def request(self) -> AbstractContextManager[None]:
+    def request(self, endpoint: Endpoint | None = None) -> AbstractContextManager[None]:
         """Count a request as in flight while the context is open."""
+        del endpoint  # there is one engine
         return self.life.request()
 
     def stop(self, grace: float | None = None) -> None:

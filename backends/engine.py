@@ -94,8 +94,13 @@ class Engine:
         self, profile: Profile, environ: Mapping[str, str]
     ) -> tuple[Path, Header | HfModel | None]:
         """Find the model in the form that the engine reads, and what it says of itself: here a GGUF file."""
-        path = model_files.resolve(profile.model, directory=profile.directory, environ=environ)
+        path = model_files.resolve(
+            profile.model, directory=profile.directory, environ=environ, progress=self.assembling
+        )
         return path, gguf_header.read(path)
+
+    def assembling(self, done: int, total: int) -> None:
+        """Hear how much of a packaged model, in bytes, has been put together."""
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
         """Refuse what the engine can't do, with what to do instead; or return the plan, with notes added."""
