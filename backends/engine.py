@@ -102,6 +102,10 @@ class Engine:
     def assembling(self, done: int, total: int) -> None:
         """Hear how much of a packaged model, in bytes, has been put together."""
 
+    def find_adapters(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, ...]:
+        """Find the model's adapters in the form that the engine reads: here GGUF files."""
+        return model_files.adapters(profile.model, directory=profile.directory, environ=environ)
+
     def settle(self, plan: Plan, machine: Machine) -> Plan:
         """Refuse what the engine can't do, with what to do instead; or return the plan, with notes added."""
         del machine

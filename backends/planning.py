@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator import gguf_header, hardware, model_files
 from orchestrator.backend import Plan
@@ -36,7 +36,6 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
     cap = None if profile.context == "auto" else profile.context
     context, source = gguf_header.effective_context(header.context if header else None, cap)
     template = profile.directory / profile.chat_template if profile.chat_template else None
-    files: dict[str, Any] = {"directory": profile.directory, "environ": environ}
     plan = Plan(
         profile=profile,
         backend=engine.name,
@@ -48,8 +47,8 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         context_source=source,
         slots=profile.slots,
         device=device,
-        mmproj_path=model_files.projector(profile.model, **files),
-        lora_paths=model_files.adapters(profile.model, **files),
+        mmproj_path=model_files.projector(profile.model, directory=profile.directory, environ=environ),
+        lora_paths=engine.find_adapters(profile, environ),
         chat_template_path=template if template and template.is_file() else None,
         notes=device.notes,
     )

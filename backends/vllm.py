@@ -22,7 +22,7 @@ from backends.vllm_options import DIALECT, KV_TYPES, REASONING, TOOLS, VllmOptio
 from orchestrator import hf_model, model_files
 from orchestrator.backend import Binary, Command, Dialect, Plan
 from orchestrator.engines import Recipe, Step
-from orchestrator.errors import BinaryMissing
+from orchestrator.errors import BinaryMissing, UnsupportedModel
 from orchestrator.hardware import Machine
 from orchestrator.profile import Profile
 
@@ -96,6 +96,24 @@ class Vllm(SubprocessBackend):
         """Return the safetensors form of a profile's GGUF model; see `convert.converted`."""
         gguf = model_files.resolve(profile.model, directory=profile.directory, environ=environ)
         return convert.converted(gguf, environ, by=lambda: cls.locate(environ).argv[0], at_once=at_once)
+
+    def find_adapters(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, ...]:
+        """Find the model's adapters: folders in Hugging Face's form.
+
+        Raises:
+            UnsupportedModel: one is something else, such as a GGUF file.
+
+        """
+        del environ
+        paths = tuple(profile.directory / Path(each).expanduser() for each in profile.model.lora)
+        for path in paths:
+            if not (path / "adapter_config.json").is_file():
+                raise UnsupportedModel(
+                    f"model.lora: {path} has no adapter_config.json",
+                    path=path,
+                    advice="vLLM reads folders with safetensors; GGUF adapters are for llama-server",
+                )
+        return paths
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
         """Refuse what vLLM can't do, before it starts."""

@@ -65,7 +65,7 @@ class Paths:
             forms["package"] = self.package(forms["package"], "model.package", forms["package"].text)
         if "lora" in forms and forms["lora"].items is not None:
             adapters = enumerate(forms["lora"].items)
-            found = [self.file(a, f"model.lora[{i}]") if _is_text(a) else a for i, a in adapters]
+            found = [self.adapter(a, f"model.lora[{i}]") if _is_text(a) else a for i, a in adapters]
             forms["lora"] = replace(forms["lora"], items=tuple(found))
         return replace(node, entries=forms)
 
@@ -106,6 +106,11 @@ class Paths:
             kind = "a folder" if found.is_dir() else "no regular file"
             return self.fault(node, key, f"{shown(node.text, 200)} is {kind}, not a file")
         return self.readable(node, key, found)
+
+    def adapter(self, node: Node, key: str) -> Node:
+        """Find an adapter: a GGUF file, or a folder with safetensors."""
+        found = self.find(node.text, node.mark)
+        return self.readable(node, key, found) if found and found.is_dir() else self.file(node, key)
 
     def folder(self, node: Node, key: str) -> Node:
         """Find a folder, or accept the name of a model on the hub."""

@@ -1,4 +1,4 @@
-"""`orchestrator plan` for a machine elsewhere: an RX 7800 XT beside a Ryzen's graphics, from captured files."""
+"""`orchestrator plan` for a machine elsewhere: an RX 7800 XT beside a Ryzen's graphics, as captured."""
 
 from __future__ import annotations
 
