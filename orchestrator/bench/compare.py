@@ -1,40 +1,16 @@
-"""`compare`: two or more arms, the same prompts, rounds in ABBA pairs, and an honest answer.
-
-The order of things is the method of docs/explanation/measuring.md: declare, gate, measure in pairs, decide.
-"""
+"""`compare`: two or more arms, the same prompts, rounds in ABBA pairs, and an honest answer."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from orchestrator.bench import decide, gate, machine, statistics, workload
-from orchestrator.bench.arms import Spec, specs
-from orchestrator.bench.measure import common_notes, started
-from orchestrator.bench.selftest import self_test
-from orchestrator.bench.session import Progress, Session, material, run
-from orchestrator.bench.target import Target, fit_together
-from orchestrator.bench.values import (
-    METRICS,
-    Answer,
-    Comparison,
-    Decision,
-    Design,
-    Machine,
-    Round,
-    Sample,
-    SelfTest,
-    Workload,
-)
-from orchestrator.bench.workload import Material, WorkloadError
-from orchestrator.errors import Incomparable
-
-PAIRS = 8
-Residency = Literal["auto", "together", "alternate"]
+from orchestrator.bench import decide, gate
+from orchestrator.bench.arms import specs
+from orchestrator.bench.comparing import Comparing
+from orchestrator.bench.declared import PAIRS, Declared, Residency
+from orchestrator.bench.session import Progress, run
+from orchestrator.bench.values import Comparison, Workload
 
 
 def compare(
@@ -53,6 +29,7 @@ def compare(
     residency: Residency = "auto",
     key: str | None = None,
     seed: int = 1,
+    limits: gate.Limits | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare arms; those of ours are started and stopped.
@@ -73,6 +50,7 @@ def compare(
         residency: whether engines stay resident together, or are launched in turns; auto: if they fit.
         key: of servers that are not ours.
         seed: of prompts and of Poisson moments.
+        limits: what the client must keep to.
         progress: hears how far it is.
 
     Raises:
@@ -81,301 +59,17 @@ def compare(
         ProfileError, BackendError, RequestError: of an engine.
 
     """
-    arms = specs(subjects, backends=backends, vary=vary, sets=overrides, control=control, key=key)
-    budget = pairs if void_budget is None else void_budget
-    return run(
-        Comparing(
-            arms,
-            workload,
-            dict(changes or {}),
-            tuple(metrics),
-            margin,
-            pairs,
-            budget,
-            residency,
-            stop_early,
-            control,
-        ).run(seed, progress)
+    declared = Declared(
+        arms=specs(subjects, backends=backends, vary=vary, sets=overrides, control=control, key=key),
+        workload=workload,
+        changes=dict(changes or {}),
+        metrics=tuple(metrics),
+        margin=margin,
+        pairs=pairs,
+        budget=pairs if void_budget is None else void_budget,
+        residency=residency,
+        stop_early=stop_early,
+        control=control,
+        limits=limits,
     )
-
-
-class Comparing:
-    """One comparison on its way; what was measured survives an interruption."""
-
-    def __init__(
-        self,
-        arms: Sequence[Spec],
-        wanted: Workload | str | None,
-        changes: Mapping[str, Any],
-        metrics: tuple[str, ...],
-        margin: float,
-        pairs: int,
-        budget: int,
-        residency: Residency,
-        stop_early: bool,
-        control: bool,
-    ) -> None:
-        if pairs < statistics.FEWEST_PAIRS:
-            raise WorkloadError(
-                f"compare: {pairs} pairs are too few: no 95 % interval exists below {statistics.FEWEST_PAIRS}"
-            )
-        if not 0 < margin < 1:
-            raise WorkloadError(f"compare: a margin of {margin:g} makes no sense", advice="0.03 is 3 %")
-        unknown = [name for name in metrics if name not in METRICS]
-        if unknown:
-            raise WorkloadError(
-                f"compare: no metric named {unknown[0]!r}", advice=f"there are: {', '.join(METRICS)}"
-            )
-        self.targets = [Target(spec) for spec in arms]
-        self.wanted, self.changes, self.metrics = wanted, changes, metrics
-        self.margin, self.pairs = margin, pairs
-        self.load: Workload | None = None
-        self.budget, self.control, self.residency = budget, control, residency
-        self.looks = tuple(statistics.looks(pairs)) if stop_early else (pairs,)
-        self.alpha = (1 - decide.CONFIDENCE) / len(self.looks)
-        self.order = tuple(statistics.abba(len(arms), pairs))
-        self.rounds: list[Round] = []
-        self.warm: dict[str, tuple[Sample, ...]] = {}
-        self.material: Material | None = None
-        self.stuff_of: dict[str, Material] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The arms' names."""
-        return [target.spec.name for target in self.targets]
-
-    async def run(
-        self, seed: int, progress: Progress | None = None, tested: SelfTest | None = None
-    ) -> Comparison:
-        """Measure and decide; `tested` spares the self-test."""
-        began, where = time.time(), machine.describe()
-        tested = tested or await self_test()
-        if not tested.ok:
-            raise Incomparable(
-                tested.reasons, advice="measure on a quieter or faster machine; see bench --self-test"
-            )
-        interrupted = False
-        session = Session(seed, tested, self.pairs * len(self.targets), progress)
-        together = self._together()
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                if together:
-                    for target in self.targets:
-                        session.tell(f"starting {target.spec.name}")
-                        await stack.enter_async_context(started(target))
-                    for target in self.targets:
-                        await self._warm(session, target)
-                else:
-                    await self._prepare_in_turns(session)
-                await self._measure(session, together)
-            except asyncio.CancelledError:
-                if not self.warm:
-                    raise  # nothing was measured, so nothing can be said
-                interrupted = True
-                self._void_incomplete()
-        return self._conclude(seed, began, where, tested, together, interrupted)
-
-    # -- engines --------------------------------------------------------------------------------------
-    def _together(self) -> bool:
-        plans = [target.plan for target in self.targets if target.plan is not None]
-        if self.residency != "auto":
-            return self.residency == "together" or not plans
-        return len(plans) < 2 or fit_together(plans)
-
-    async def _prepare_in_turns(self, session: Session) -> None:
-        """Learn what prompts are made of, once; every launch warms up by itself."""
-        for target in self.targets:
-            session.tell(f"starting {target.spec.name}")
-            async with started(target):
-                self.stuff_of[target.spec.name] = await asyncio.to_thread(material, [target], self._load())
-                await self._warm(session, target)
-
-    def _load(self) -> Workload:
-        """Return the workload, made for the arms once they are known."""
-        if self.load is not None:
-            return self.load
-        if isinstance(self.wanted, Workload):
-            self.load = workload.changed(self.wanted, **self.changes)
-            return self.load
-        slots = [target.slots for target in self.targets if target.slots]
-        contexts = [target.context for target in self.targets if target.context]
-        name = self.wanted or ("slots" if len(set(slots)) > 1 else "decode")
-        made = workload.presets([name], max(slots, default=None), min(contexts, default=None))
-        self.load = workload.changed(made[-1] if name == "slots" else made[0], **self.changes)
-        return self.load
-
-    async def _warm(self, session: Session, target: Target) -> None:
-        """Warm an engine up, and let the arms through the gate once all have answered."""
-        load, name = self._load(), target.spec.name
-        session.tell(f"{name}: warm-up")
-        if self.material is None:
-            running = [each for each in self.targets if each.endpoint is not None]
-            self.material = await asyncio.to_thread(material, running, load)
-        target.describe()
-        first = name not in self.warm
-        # in its turn an engine is launched anew, and has nothing of an earlier launch in its cache
-        self.warm[name] = await session.warm_up(target, load, self.material, self._salt(target))
-        if first and len(self.warm) == len(self.targets):
-            self._gate()
-
-    def _gate(self) -> None:
-        """Refuse arms that answered different questions.
-
-        Raises:
-            Incomparable: they did.
-
-        """
-        base = self.names[0]
-        reasons = [
-            reason
-            for other in self.names[1:]
-            for reason in gate.arm_faults(base, other, self.warm[base], self.warm[other])
-        ]
-        known = [stuff.ids for stuff in self.stuff_of.values() if stuff.ids is not None]
-        if any(ids != known[0] for ids in known):
-            reasons.append("the arms turn the same text into different tokens: not the same model")
-        if reasons:
-            raise Incomparable(reasons, advice="both arms must serve the same model in the same way")
-
-    def _salt(self, target: Target) -> str:
-        """Return what keeps the prompts of arms that are one and the same server apart."""
-        urls = [each.endpoint.url if each.endpoint else None for each in self.targets]
-        mine = target.endpoint.url if target.endpoint else None
-        return target.spec.name if urls.count(mine) > 1 else ""
-
-    # -- pairs ----------------------------------------------------------------------------------------
-    async def _measure(self, session: Session, together: bool) -> None:
-        pair = attempt = spent = 0
-        while pair < self.pairs:
-            done = [
-                await self._round(session, self.targets[index], pair, position, attempt, together)
-                for position, index in enumerate(self.order[pair])
-            ]
-            reasons = self._pair_faults(done)
-            if reasons:
-                self.rounds[-len(done) :] = decide.voided(done, reasons)
-                spent, attempt = spent + 1, attempt + 1
-                session.done = pair * len(self.targets)
-                if spent > self.budget:
-                    raise Incomparable(self._why_void(), advice="measure on a quiet machine, or allow more")
-                continue
-            pair, attempt = pair + 1, 0
-            if pair in self.looks[:-1] and self._is_answered():
-                return
-
-    async def _round(
-        self, session: Session, target: Target, pair: int, position: int, attempt: int, together: bool
-    ) -> Round:
-        at = time.monotonic()
-        session.tell(f"pair {pair + 1} of {self.pairs}: {target.spec.name}")
-        assert self.material is not None
-        async with contextlib.AsyncExitStack() as stack:
-            if not together:
-                await stack.enter_async_context(started(target))
-                await self._warm(session, target)
-            key = f"{pair}/{attempt}/{self._salt(target)}"
-            done = await session.round(
-                target, self._load(), self.material, key, pair=pair, position=position, attempt=attempt
-            )
-        self.rounds.append(done)
-        session.done += 1
-        session.tell(f"pair {pair + 1} of {self.pairs}: {target.spec.name} done", at)
-        return done
-
-    def _pair_faults(self, done: Sequence[Round]) -> str:
-        """Return why a pair does not count, empty when it does."""
-        if any(each.void for each in done):
-            return "another round of its pair is void"
-        by_arm = {each.arm: each for each in done}
-        base = by_arm[self.names[0]]
-        faults = [
-            fault
-            for name in self.names[1:]
-            for fault in gate.arm_faults(base.arm, name, base.samples, by_arm[name].samples)
-        ]
-        return "; ".join(faults)
-
-    def _why_void(self) -> list[str]:
-        counts = Counter(f"{each.arm}: {reason}" for each in self.rounds for reason in each.void)
-        shown = [f"{reason} (in {count} rounds)" for reason, count in counts.most_common(4)]
-        return ["too many rounds were void", *shown]
-
-    def _void_incomplete(self) -> None:
-        """At an interruption: a pair of which a round is missing does not count."""
-        width = len(self.targets)
-        last = self.rounds[-1].pair if self.rounds else 0
-        mine = [each for each in self.rounds if each.pair == last and not each.void]
-        if 0 < len(mine) < width:
-            self.rounds[-len(mine) :] = decide.voided(mine, "interrupted before its pair was complete")
-
-    # -- the answer -----------------------------------------------------------------------------------
-    def _declared(self) -> tuple[str, ...]:
-        return self.metrics or (self._load().metric,)
-
-    def _pairs_of(self, metric: str) -> list[decide.Pairs]:
-        base = self.names[0]
-        return [decide.pairs_of(self.rounds, base, other, metric) for other in self.names[1:]]
-
-    def _decide(self) -> tuple[Decision, ...]:
-        every = [pairs for metric in self._declared() for pairs in self._pairs_of(metric)]
-        return decide.decide(every, self.margin, self.alpha)
-
-    def _is_answered(self) -> bool:
-        return all(each.answer != "inconclusive" for each in self._decide())
-
-    def _conclude(
-        self,
-        seed: int,
-        began: float,
-        where: Machine,
-        tested: SelfTest,
-        together: bool,
-        interrupted: bool,
-    ) -> Comparison:
-        decisions = self._decide()
-        others = [
-            decide.describe(pairs, self.margin, self.alpha)
-            for metric in METRICS
-            if metric not in self._declared()
-            for pairs in self._pairs_of(metric)
-            if pairs.values
-        ]
-        arms = [target.describe() for target in self.targets]
-        notes = gate.notes(arms, [self.warm.get(name, ()) for name in self.names])
-        notes += common_notes(self.targets, self.rounds)
-        valid = decisions[0].pairs
-        if valid % 2:
-            notes.append("an odd number of pairs does not cancel an even drift")
-        if interrupted:
-            notes.append(f"interrupted after {valid} of {self.pairs} pairs; the answer is for these alone")
-        if 0 < where.cores < where.load_average:
-            notes.append(
-                f"the machine was busy before: a load of {where.load_average:.1f} on {where.cores} cores"
-            )
-        verdict: Answer = decisions[0].answer
-        return Comparison(
-            version=machine.installed("inference-orchestrator") or "unknown",
-            started_at=began,
-            seed=seed,
-            verdict=verdict,
-            workload=self._load(),
-            design=Design(
-                metrics=self._declared(),
-                margin=self.margin,
-                confidence=1 - self.alpha,
-                pairs=self.pairs,
-                order=self.order,
-                stop_early=self.looks if len(self.looks) > 1 else (),
-                void_budget=self.budget,
-                residency="together" if together else "alternate",
-                control=self.control,
-            ),
-            arms=tuple(arms),
-            decisions=decisions,
-            others=tuple(others),
-            rounds=tuple(self.rounds),
-            machine=where,
-            self_test=tested,
-            notes=tuple(notes),
-            interrupted=interrupted,
-        )
+    return run(Comparing(declared).run(seed, progress))

@@ -9,20 +9,33 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from orchestrator.bench.values import Arm, Client, Sample, Workload
 from orchestrator.bench.workload import Ask
 
-CLIENT_CPU = 0.8  # of one core; above it the client measures itself
-CLIENT_LAG = 0.05  # seconds: the 99th percentile of how late the loop woke up
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
 
 DISTURBED = re.compile(
-    r"\bpreempt(?:ed|ing|ion)\b|\b(?:re)?compil(?:ing|ed|ation)\b|\bthrottl(?:ed|ing)\b"
-    r"|\bcapturing cuda graph|context shift",
+    r"\bpreempt(?:ed|ing|ion)\b|\bcompiling\b|\brecompil\w+|\btorch\.compile takes|\bcapturing cuda graph"
+    r"|\bthrottl(?:ed|ing)\b|\bcontext shift\b",
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client must keep to.
+
+    Attributes:
+        cpu: share of one core; above it the client measures itself.
+        lag_s: the 99th percentile of how late its loop woke up, in seconds.
+
+    """
+
+    cpu: float = 0.8
+    lag_s: float = 0.05
 
 
 def allowance(prompt_tokens: int) -> int:
@@ -56,12 +69,12 @@ def log_faults(lines: Iterable[str]) -> list[str]:
     return [f"the engine's log says: {line}" for line in hits[:3]]
 
 
-def client_faults(client: Client, ceiling_events_s: float) -> list[str]:
+def client_faults(client: Client, ceiling_events_s: float, limits: Limits) -> list[str]:
     """Return why the client was not fit to measure."""
     found = []
-    if client.cpu > CLIENT_CPU:
+    if client.cpu > limits.cpu:
         found.append(f"the client was busy: {client.cpu:.0%} of a core")
-    if client.lag_p99_s > CLIENT_LAG:
+    if client.lag_p99_s > limits.lag_s:
         found.append(f"the client was late: by {client.lag_p99_s * 1000:.0f} ms (99th percentile)")
     if ceiling_events_s and client.events_s > ceiling_events_s / 2:
         found.append(

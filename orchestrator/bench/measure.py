@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from orchestrator.bench import machine, workload
+from orchestrator.bench import gate, machine, workload
 from orchestrator.bench.arms import Spec, own_name
 from orchestrator.bench.decide import summarise
 from orchestrator.bench.selftest import self_test
@@ -31,6 +31,7 @@ def measure(
     overrides: Sequence[str] = (),
     key: str | None = None,
     seed: int = 1,
+    limits: gate.Limits | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """Measure one engine; started and stopped if it is ours.
@@ -43,6 +44,7 @@ def measure(
         overrides: ``KEY=VALUE`` each, over what the profile says.
         key: of a server that is not ours.
         seed: of prompts and of Poisson moments.
+        limits: what the client must keep to.
         progress: hears how far it is.
 
     Raises:
@@ -52,7 +54,7 @@ def measure(
 
     """
     spec = Spec("", subject, backend, tuple(overrides), key)
-    return run(_measure(spec, workloads, rounds, seed, progress))
+    return run(_measure(spec, workloads, rounds, seed, progress, limits))
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +73,7 @@ async def _measure(
     count: int,
     seed: int,
     progress: Progress | None,
+    limits: gate.Limits | None,
 ) -> Measurement:
     target = Target(Spec(own_name(spec.subject), spec.subject, spec.backend, spec.overrides, spec.key))
     began, where, tested = time.time(), machine.describe(), await self_test()
@@ -78,7 +81,7 @@ async def _measure(
     async with started(target):
         wanted = resolve(workloads, target)
         arm = target.describe()
-        session = Session(seed, tested, count * len(wanted), progress)
+        session = Session(seed, tested, count * len(wanted), progress, limits)
         interrupted = False
         for each in wanted:
             found: list[Round] = []

@@ -2,8 +2,10 @@
 
 It answers completions as an engine does, one event a token, at moments that lateness of earlier ones does not
 move: token i at (request + ttft + i / rate). Rate and TTFT are the path's first two parts, so that one server
-has every pace: ``/RATE/TTFT_MS/v1/completions``. Each event tells when it was written (``perf_counter_ns``,
-which all processes of a machine share on Linux). It prints its port and ends when its stdin closes.
+has every pace: ``/RATE/TTFT_MS/v1/completions``. Each event tells when the request was received and when it
+was written itself (``perf_counter_ns``, which all processes of a machine share on Linux), so that what the
+client saw is compared with what happened, and a late server is not taken for a late client. It prints its
+port and ends when its stdin closes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
     body = json.loads(await reader.readexactly(length))
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    began, received_ns = loop.time(), time.perf_counter_ns()
     _, rate, ttft_ms = head.split(b" ")[1].decode().split("/")[:3]
     count = int(body["max_tokens"])
     writer.write(HEAD)
@@ -40,7 +42,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         due = began + float(ttft_ms) / 1000 + at / float(rate)
         if (left := due - loop.time()) > 0:
             await asyncio.sleep(left)
-        writer.write(_event(" word"))
+        writer.write(_event(" word", received_ns=received_ns))
     usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
     writer.write(_event("", "length", usage=usage) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
     await writer.drain()

@@ -140,9 +140,8 @@ async def _together(work: Sequence[object]) -> None:
 
 
 async def _sleep_until(moment_ns: int) -> None:
-    left = (moment_ns - time.perf_counter_ns()) / 1e9
-    if left > 0:
-        await asyncio.sleep(left)
+    while (left := (moment_ns - time.perf_counter_ns()) / 1e9) > 0:  # noqa: ASYNC110 - a moment is no event
+        await asyncio.sleep(left)  # again, for timers may wake a millisecond early
 
 
 async def _watch_lag(lags: list[float]) -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from orchestrator.backend import Dialect, Endpoint
 from orchestrator.bench import rounds, samples
@@ -21,7 +22,7 @@ STREAMS = 64
 CEILING = 10_000.0  # events a second on one core: less than that, and no verdict is given
 ERROR = 0.02  # of a rate that is known
 PATIENCE = 30.0
-_WRITTEN = re.compile(rb'"written_ns":(\d+)')
+_STAMPS = re.compile(rb'"written_ns":(\d+),"received_ns":(\d+)')
 _PLAIN = Dialect("paced", {})
 
 
@@ -35,15 +36,13 @@ async def self_test(streams: int = STREAMS) -> SelfTest:
     async with _server() as port:
         idle, _ = await _cost(port, streams, tokens=2, rate=20)
         cost, events = await _cost(port, streams, tokens=42, rate=40)
-        precise = await _round(port, 2, tokens=40, rate=50.0, ttft_ms=40.0)
-    found = [samples.sample(each, precise.began_ns) for each in precise.exchanges]
-    delays = [delay for each in precise.exchanges for delay in _delays(each)]
-    rates = [each.decode_tok_s / 50.0 - 1 for each in found if each.decode_tok_s]
-    first = [each.ttft_s - 0.04 for each in found if each.ttft_s]
-    if not rates or not first or not delays:
-        raise OrchestratorError(f"bench: the self-test's server failed: {found[0].error}")
+        precise = await _round(port, 4, tokens=50, rate=50.0, ttft_ms=40.0)
+    errors = [found for each in precise.exchanges if (found := _errors(each, precise.began_ns))]
+    if not errors:
+        why = samples.sample(precise.exchanges[0], precise.began_ns).error
+        raise OrchestratorError(f"bench: the self-test's server failed: {why}")
     per_event = max(1e-9, (cost - idle) / (events - 2 * streams))
-    ceiling, decode_error = 1 / per_event, median(rates)
+    ceiling, decode_error = 1 / per_event, median([each.decode for each in errors])
     reasons = []
     if ceiling < CEILING:
         reasons.append(f"the client takes {ceiling:.0f} events/s on one core; {CEILING:.0f} are needed")
@@ -55,8 +54,8 @@ async def self_test(streams: int = STREAMS) -> SelfTest:
         ceiling_events_s=ceiling,
         us_per_event=per_event * 1e6,
         decode_error=decode_error,
-        ttft_error_s=median(first),
-        read_delay_s=median(delays),
+        ttft_error_s=median([each.ttft_s for each in errors]),
+        read_delay_s=median([each.delay_s for each in errors]),
         ok=not reasons,
         reasons=tuple(reasons),
     )
@@ -101,7 +100,24 @@ async def _cost(port: int, streams: int, tokens: int, rate: float) -> tuple[floa
     return time.process_time() - before, events
 
 
-def _delays(exchange: Exchange) -> list[float]:
-    """Return the seconds from the server's writes to our stamps."""
+class _Errors(NamedTuple):
+    """What the client saw of one stream against what the server did: a share, and seconds."""
+
+    decode: float
+    ttft_s: float
+    delay_s: float
+
+
+def _errors(exchange: Exchange, began_ns: int) -> _Errors | None:
+    """Compare the client's figures with the server's stamps; None when the exchange failed."""
+    seen = samples.sample(exchange, began_ns)
     reads = exchange.connection.reads if exchange.connection else []
-    return [(at_ns - int(written)) / 1e9 for at_ns, data in reads for written in _WRITTEN.findall(data)[:1]]
+    stamps = [(at, *map(int, found)) for at, data in reads for found in _STAMPS.findall(data)]
+    if seen.error is not None or not seen.decode_tok_s or not seen.ttft_s:
+        return None
+    first, last, received = stamps[0][1], stamps[-1][1], stamps[0][2]
+    return _Errors(
+        decode=seen.decode_tok_s / ((len(stamps) - 1) / (last - first) * 1e9) - 1,
+        ttft_s=seen.ttft_s - (first - received) / 1e9,
+        delay_s=median([(at - written) / 1e9 for at, written, _ in stamps]),
+    )

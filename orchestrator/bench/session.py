@@ -57,11 +57,19 @@ class Session:
 
     """
 
-    def __init__(self, seed: int, self_test: SelfTest, total: int, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        self_test: SelfTest,
+        total: int,
+        progress: Progress | None,
+        limits: gate.Limits | None = None,
+    ) -> None:
         self.seed = seed
         self.self_test = self_test
         self.total = total
         self.done = 0
+        self._limits = limits or gate.Limits()
         self._progress = progress or (lambda _: None)
         self._spent: list[float] = []
         self._number = 0
@@ -99,7 +107,7 @@ class Session:
         client = samples.client(done, found)
         reasons = gate.sample_faults(found, wanted, workload)
         reasons += gate.log_faults(target.log_since(mark))
-        reasons += gate.client_faults(client, self.self_test.ceiling_events_s)
+        reasons += gate.client_faults(client, self.self_test.ceiling_events_s, self._limits)
         if target.restarts() != alive:
             reasons.append("the engine was restarted")
         if machine.throttled() != heat:
@@ -176,7 +184,7 @@ def _check_context(target: Target, workload: Workload, wanted: Sequence[Ask]) ->
 
 
 def tokenise(target: Target, text: str) -> tuple[int, ...] | None:
-    """Return a text's tokens without a leading special one; None when the server has no tokeniser."""
+    """Return a text's tokens without leading special ones; None when the server has no tokeniser."""
     endpoint = target.start()
     try:
         with clients.sync_client(endpoint.url) as http, clients.reaching("tokenize"):
@@ -184,7 +192,7 @@ def tokenise(target: Target, text: str) -> tuple[int, ...] | None:
             empty = clients.tokenised(http.send(clients.tokenise_request(http, endpoint, "")))
     except RequestError:
         return None
-    return tuple(given[len(empty) :] if given[: len(empty)] == empty else given)
+    return tuple(given[len(empty) :] if given[: len(empty)] == empty else given) or None
 
 
 def material(targets: Sequence[Target], workload: Workload) -> Material:

@@ -75,6 +75,11 @@ def critical(n: int, alpha: float) -> int | None:
     return None
 
 
+def fewest_pairs(claims: int, alpha: float) -> int:
+    """Return the fewest pairs with which one of several claims can be made at all, whatever is measured."""
+    return next(n for n in itertools.count(FEWEST_PAIRS) if 2 / 2**n <= alpha / claims)
+
+
 def walsh(values: Sequence[float]) -> list[float]:
     """Return the n(n+1)/2 means of all pairs of values, each with itself too, sorted."""
     pairs = itertools.combinations_with_replacement(values, 2)

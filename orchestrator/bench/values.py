@@ -182,8 +182,9 @@ class SelfTest(Value, frozen=True, kw_only=True):
     """What the client itself can do, against a server of known pace.
 
     `ceiling_events_s`: events a second that one core can take at `streams` streams, from the client's CPU
-    time. `decode_error` and `ttft_error_s`: what it measured against the server's schedule; `read_delay_s`:
-    median time from the server's write to our stamp. `ok`: whether a verdict may be based on this client.
+    time. `decode_error` and `ttft_error_s`: what it measured against what the server really did;
+    `read_delay_s`: median time from the server's write to our stamp. `ok`: whether a verdict may be based on
+    this client.
     """
 
     streams: int

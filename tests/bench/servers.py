@@ -1,0 +1,118 @@
+"""A scripted engine with a tokeniser, and every way in which an engine's stream can mislead a benchmark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fakes.scripted import END, HEAD, Scripted, chunked, event, reply
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the engine behaves; the defaults are an honest one without figures of its own.
+
+    Attributes:
+        gap: seconds between tokens.
+        ttft: seconds before the first.
+        most: output tokens at most, whatever was asked for.
+        extra_prompt: tokens that it puts before every prompt.
+        cached: prompt tokens reported as cached; None is silence.
+        shift: added to every token id of /tokenize.
+        per_chunk: tokens in a chunk.
+        role_first: send a chunk with a role, at once, before everything else.
+        pings: comments between chunks.
+        ending: ``good``, ``error_then_done``, ``only_done``, ``eof``, ``no_usage``, ``stop``.
+        fail_at: which completion (from 1) fails with 500; 0 is none.
+        cumulative: report usage in every chunk.
+
+    """
+
+    gap: float = 0.002
+    ttft: float = 0.01
+    most: int = 10_000
+    extra_prompt: int = 0
+    cached: int | None = 0
+    shift: int = 0
+    per_chunk: int = 1
+    role_first: bool = False
+    pings: int = 0
+    ending: str = "good"
+    fail_at: int = 0
+    cumulative: bool = False
+
+
+def engine(habits: Habits | None = None) -> Scripted:
+    """Start one; the caller closes it."""
+    script = _Script(habits or Habits())
+    script.server = Scripted(script)
+    return script.server
+
+
+class _Script:
+    def __init__(self, habits: Habits) -> None:
+        self.habits = habits
+        self.completions = 0
+        self.server: Any = None
+
+    def __call__(self, head: str, _: int) -> Iterator[bytes]:
+        path = head.split(" ")[1]
+        if path == "/v1/models":
+            return iter([reply(200, {"data": [{"id": "scripted"}]})])
+        if path == "/tokenize":
+            given = next(body for _, body in reversed(self.server.requests) if body and "content" in body)
+            count = 120 if given["content"] else 0
+            return iter([reply(200, {"tokens": [each + self.habits.shift for each in range(count)]})])
+        if path == "/v1/completions":
+            self.completions += 1
+            return self.completion()
+        return iter([reply(404, {"error": "no such path"})])
+
+    def completion(self) -> Iterator[bytes]:
+        habits = self.habits
+        if self.completions == habits.fail_at:
+            yield reply(500, {"error": {"message": "told to fail"}})
+            return
+        count, prompt = min(OUTPUT, habits.most), PROMPT + habits.extra_prompt
+        yield HEAD
+        if habits.role_first:
+            yield chunked(event(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}]))
+        time.sleep(habits.ttft)
+        if habits.ending == "only_done":
+            yield chunked(b"data: [DONE]\n\n") + END
+            return
+        due, sent = time.monotonic(), 0
+        while sent < count:
+            now = min(habits.per_chunk, count - sent)
+            sent += now
+            usage = self.usage(prompt, sent) if habits.cumulative else {}
+            choice = {"index": 0, "text": " word" * now, "finish_reason": None}
+            yield chunked(b":\n\n" * habits.pings + event(choices=[choice], **usage))
+            due += habits.gap * now
+            time.sleep(max(0.0, due - time.monotonic()))
+            if habits.ending == "eof" and sent >= count // 2:
+                return
+        yield chunked(b"".join(self.end(prompt, count))) + END
+
+    def end(self, prompt: int, count: int) -> Iterator[bytes]:
+        if self.habits.ending == "error_then_done":
+            yield b'data: {"error": {"message": "told to fail", "code": 500}}\n\n'
+            yield b"data: [DONE]\n\n"
+            return
+        finish = "stop" if self.habits.ending == "stop" else "length"
+        yield event(choices=[{"index": 0, "text": "", "finish_reason": finish}])
+        if self.habits.ending != "no_usage":
+            yield event(choices=[], **self.usage(prompt, count))
+        yield b"data: [DONE]\n\n"
+
+    def usage(self, prompt: int, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": count}
+        if self.habits.cached is not None:
+            found["prompt_tokens_details"] = {"cached_tokens": self.habits.cached}
+        return {"usage": found}
+
+
+PROMPT = 32  # tokens that the tests ask with
+OUTPUT = 24  # tokens that the tests ask for

@@ -1,0 +1,186 @@
+"""What may count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.bench import declared, gate, server_view
+from orchestrator.bench.arms import Spec
+from orchestrator.bench.values import Arm, Client, EngineFigures, Sample, Workload
+from orchestrator.bench.workload import Ask, WorkloadError
+
+PROMPT = Workload(name="x")
+LOGS = Path(__file__).parent.parent / "data" / "engine_messages"
+
+
+def answer(**changes: Any) -> Sample:
+    """Return a sample of a request that went well."""
+    settings: dict[str, Any] = {
+        "index": 0, "intended_s": 0.0, "sent_s": 0.0, "first_s": 0.1, "last_s": 1.1, "end_s": 1.1,
+        "prompt_tokens": 64, "output_tokens": 11, "cached_tokens": 0, "finish_reason": "length",
+        "error": None, "ttft_s": 0.1, "decode_tok_s": 10.0, "prefill_tok_s": 640.0, "tpot_s": 0.1,
+        "e2e_s": 1.1, "chunks_s": (0.1, 1.1),
+    }  # fmt: skip
+    return Sample(**{**settings, **changes})
+
+
+ASK = Ask([1] * 64, 11)
+
+
+def faults(load: Workload = PROMPT, **changes: Any) -> list[str]:
+    return gate.sample_faults([answer(**changes)], [ASK], load)
+
+
+def test_a_good_answer_counts_good() -> None:
+    assert faults() == []
+    assert faults(cached_tokens=None) == []
+    assert faults(cached_tokens=8) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"error": "the connection broke"}, "a request failed: the connection broke"),
+        ({"output_tokens": 10}, "10 output tokens instead of 11"),
+        ({"cached_tokens": 9}, "9 of 64 prompt tokens came from a cache"),
+        ({"first_s": None}, "no output was seen"),
+    ],
+)
+def test_an_answer_that_does_not_count_bad(changes: dict[str, Any], said: str) -> None:
+    assert said in faults(**changes)[0]
+
+
+def test_a_shared_prefix_may_come_from_the_cache_good() -> None:
+    assert faults(Workload(name="x", prefix_tokens=50), cached_tokens=50) == []
+
+
+def test_the_same_fault_many_times_is_one_reason_ugly() -> None:
+    many = gate.sample_faults([answer(output_tokens=1)] * 5, [ASK] * 5, PROMPT)
+    assert len(many) == 1
+    assert many[0].endswith("(5 requests)")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 11-30 Compiling a graph for dynamic shape takes 12.1 s",
+        "WARNING Sequence group 3 is preempted by PreemptionMode.RECOMPUTE",
+        "INFO Capturing CUDA graph shapes: 100%",
+        "recompiling function foo",
+        "thermal: CPU throttled",
+        "slot update_slots: context shift, n_keep = 0",
+    ],
+)
+def test_lines_of_a_disturbed_engine_bad(line: str) -> None:
+    assert gate.log_faults(["all is well", line])
+
+
+@pytest.mark.parametrize("name", ["llama-server.healthy.1.txt", "llama-server.healthy.2.txt"])
+def test_a_healthy_engines_log_is_no_reason_good(name: str) -> None:
+    assert gate.log_faults((LOGS / name).read_text(errors="replace").splitlines()) == []
+
+
+def client(**changes: float) -> Client:
+    settings = {"cpu": 0.2, "lag_p50_s": 0.0, "lag_p99_s": 0.001, "lag_max_s": 0.01, "events_s": 100.0}
+    return Client(**{**settings, **changes})
+
+
+def test_a_client_that_keeps_up_good() -> None:
+    assert gate.client_faults(client(), 10_000, gate.Limits()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"cpu": 0.9}, "busy"), ({"lag_p99_s": 0.06}, "late"), ({"events_s": 6000.0}, "over half of what")],
+)
+def test_a_client_that_does_not_keep_up_bad(changes: dict[str, float], said: str) -> None:
+    assert said in gate.client_faults(client(**changes), 10_000, gate.Limits())[0]
+
+
+def test_arms_with_different_cache_hits_are_not_comparable_bad() -> None:
+    found = gate.arm_faults("a", "b", [answer(cached_tokens=50)], [answer(cached_tokens=0)])
+    assert found == ["a took 50 prompt tokens from a cache where b took 0"]
+
+
+def test_precision_is_pointed_out_good() -> None:
+    arms = [Arm(name="a", quantisation="Q4_K_M"), Arm(name="b", quantisation="BF16")]
+    notes = gate.notes(arms, [[answer()], [answer(cached_tokens=None)]])
+    assert "another experiment" in notes[0]
+    assert notes[1].startswith("b can't say")
+    assert gate.notes([arms[0], arms[0]], [[answer()]] * 2) == []
+
+
+# -- the engine's own figures -----------------------------------------------------------------------
+
+
+def test_timings_that_disagree_are_seen_good() -> None:
+    figures = EngineFigures(decode_tok_s=12.5, prefill_s=0.09, cached_tokens=0)
+    (view,) = server_view.views([answer(engine=figures)], {}, {})
+    assert view.disagreement == pytest.approx(0.2)
+    assert view.decode_tok_s == 12.5
+
+
+METRICS = """\
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total {tokens}
+llamacpp:broken_total NaN?
+vllm:generation_tokens_total{{model="m",engine="0"}} {tokens}
+vllm:generation_tokens_total{{model="m",engine="1"}} 0
+vllm:time_to_first_token_seconds_sum{{model="m"}} {ttft}
+vllm:time_to_first_token_seconds_count{{model="m"}} {count}
+vllm:request_time_per_output_token_seconds_sum{{model="m"}} {ttft}
+vllm:request_time_per_output_token_seconds_count{{model="m"}} {count}
+"""
+
+
+def test_metrics_of_both_engines_are_read_as_growth_good() -> None:
+    before = server_view.parse_counters(METRICS.format(tokens=100, ttft=1.0, count=10))
+    after = server_view.parse_counters(METRICS.format(tokens=111, ttft=1.1, count=11))
+    llama, vllm = server_view.views([answer()], before, after)
+    assert (llama.output_tokens, llama.disagreement) == (11, 0)
+    assert vllm.ttft_s == pytest.approx(0.1)
+    assert vllm.decode_tok_s == pytest.approx(10)
+    assert vllm.disagreement == pytest.approx(0, abs=1e-9)
+
+
+def test_a_server_that_counted_something_else_is_seen_bad() -> None:
+    before = server_view.parse_counters("llamacpp:tokens_predicted_total 100\n")
+    after = server_view.parse_counters("llamacpp:tokens_predicted_total 122\n")
+    (view,) = server_view.views([answer()], before, after)
+    assert view.disagreement == pytest.approx(0.5)
+
+
+# -- declared ---------------------------------------------------------------------------------------
+
+
+def declare(count: int = 2, **settings: Any) -> declared.Declared:
+    return declared.Declared(arms=[Spec(str(n), "x.yaml") for n in range(count)], **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pairs": 5}, "5 pairs are too few"),
+        ({"pairs": 6, "count": 3}, "7 are needed"),
+        ({"pairs": 6, "metrics": ("ttft_s", "decode_tok_s")}, "7 are needed"),
+        (
+            {"pairs": 24, "stop_early": True, "metrics": ("ttft_s", "decode_tok_s", "e2e_s")},
+            "first of 3 looks",
+        ),
+        ({"margin": 3}, "makes no sense"),
+        ({"margin": 0}, "makes no sense"),
+        ({"metrics": ("speed",)}, "no metric"),
+    ],
+)
+def test_a_design_that_can_answer_nothing_bad(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        declare(**settings)
+
+
+def test_designs_that_can_answer_good() -> None:
+    assert declare(pairs=6).looks == (6,)
+    assert declare(pairs=24, stop_early=True).alpha == pytest.approx(0.05 / 3)
+    assert declare(count=7, pairs=8).pairs == 8

@@ -1,0 +1,259 @@
+"""Every way that we know in which a benchmark is misled: committed by an engine, refused or seen through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from orchestrator.backend import Dialect, Endpoint
+from orchestrator.bench import gate, rounds, samples
+from orchestrator.bench.arms import specs
+from orchestrator.bench.comparing import Comparing
+from orchestrator.bench.declared import Declared
+from orchestrator.bench.session import run
+from orchestrator.bench.values import Comparison, Sample, SelfTest, Workload
+from orchestrator.bench.workload import Ask
+from orchestrator.errors import Incomparable
+from orchestrator.source import probe
+from tests.bench.conftest import HEALTHY, Write
+from tests.bench.servers import OUTPUT, PROMPT, Habits, engine
+from tests.fakes.scripted import HEAD, HoldUntilClosed, Scripted, chunked
+
+LOAD = Workload(name="test", prompt_tokens=(PROMPT,), output_tokens=(OUTPUT,))
+PATIENT = gate.Limits(cpu=10, lag_s=10)  # other tests and other people use this machine too
+
+Start = Any
+
+
+@pytest.fixture
+def servers() -> Iterator[Start]:
+    """Start scripted engines: ``servers(Habits(), Habits())`` returns their URLs."""
+    with ExitStack() as stack:
+        yield lambda *habits: [stack.enter_context(closing(engine(each))).url for each in habits]
+
+
+def compared(
+    *subjects: str, tested: SelfTest = HEALTHY, load: Workload = LOAD, **declared: Any
+) -> Comparison:
+    """Compare, with the client's self-test already done."""
+    arms = specs(subjects, vary=declared.pop("vary", ()), control=declared.pop("control", False))
+    settings = {"workload": load, "pairs": 6, "budget": 4, "limits": PATIENT, **declared}
+    return run(Comparing(Declared(arms=arms, **settings)).run(1, tested=tested))
+
+
+# -- right ------------------------------------------------------------------------------------------
+
+
+def test_an_engine_four_times_as_fast_is_found_faster_good(servers: Start) -> None:
+    found = compared(*servers(Habits(gap=0.004), Habits(gap=0.016)))
+    assert found.verdict == "a_faster"
+    assert found.decisions[0].ratio == pytest.approx(4, rel=0.35)
+    assert found.decisions[0].pairs == 6
+    assert [each.pair for each in found.rounds] == [pair for pair in range(6) for _ in range(2)]
+    arms = [each.arm for each in found.rounds]
+    assert arms[:4] == [arms[0], arms[1], arms[1], arms[0]]
+
+
+def test_chunks_of_several_tokens_do_not_make_an_engine_slower_good(servers: Start) -> None:
+    """Speculative decoding: counts come from usage, not from chunks."""
+    found = compared(*servers(Habits(gap=0.01), Habits(gap=0.01, per_chunk=4)), margin=0.5)
+    assert found.verdict in ("equivalent", "inconclusive")
+    assert {each.output_tokens for part in found.rounds for each in part.samples} == {OUTPUT}
+
+
+def test_pings_are_not_tokens_and_no_first_token_good(servers: Start) -> None:
+    found = compared(*servers(Habits(gap=0.004, pings=3), Habits(gap=0.016)))
+    assert found.verdict == "a_faster"
+
+
+def test_a_role_is_no_first_token_good(servers: Start) -> None:
+    """An engine that sends a role at once and the first token late is not quick."""
+    habits = (Habits(ttft=0.2, role_first=True), Habits(ttft=0.04))
+    found = compared(*servers(*habits), metrics=("ttft_s",))
+    assert found.verdict == "b_faster"
+    assert all(each.ttft_s > 0.15 for part in found.rounds[:1] for each in part.samples if each.ttft_s)
+
+
+def test_usage_in_every_chunk_is_not_added_up_good(servers: Start) -> None:
+    found = compared(*servers(Habits(gap=0.004, cumulative=True), Habits(gap=0.016)))
+    assert found.verdict == "a_faster"
+    assert {each.output_tokens for part in found.rounds for each in part.samples} == {OUTPUT}
+
+
+def test_one_failure_voids_its_pair_and_is_shown_good(servers: Start) -> None:
+    """Failures are never counted as fast answers: the pair is repeated and both rounds are listed."""
+    found = compared(*servers(Habits(gap=0.004, fail_at=5), Habits(gap=0.016)))
+    assert found.verdict == "a_faster"
+    void = [each for each in found.rounds if each.void]
+    assert len(void) == 2
+    assert any("told to fail" in reason for each in void for reason in each.void)
+    assert found.decisions[0].pairs == 6
+
+
+# -- refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("habits", "said"),
+    [
+        (Habits(cached=PROMPT - 2), "came from a cache"),
+        (Habits(most=7), "7 output tokens instead of 24"),
+        (Habits(extra_prompt=1), r"has 32 prompt tokens where \S+ has 33"),
+        (Habits(ending="stop"), "has length as finish reason"),
+        (Habits(ending="error_then_done"), "told to fail"),
+        (Habits(ending="only_done"), "without a finish reason"),
+        (Habits(ending="eof"), "broke"),
+        (Habits(ending="no_usage"), "no usage"),
+        (Habits(shift=1), "not the same model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arms_that_answer_different_questions_are_refused_bad(
+    servers: Start, habits: Habits, said: str
+) -> None:
+    with pytest.raises(Incomparable, match=said):
+        compared(*servers(Habits(), habits))
+
+
+def test_a_client_that_is_too_slow_gives_no_verdict_bad(servers: Start) -> None:
+    slow = SelfTest(
+        streams=64, events=1, ceiling_events_s=900.0, us_per_event=1111.0, decode_error=0.0,
+        ttft_error_s=0.0, read_delay_s=0.0, ok=False, reasons=("the client takes 900 events/s on one core",),
+    )  # fmt: skip
+    with pytest.raises(Incomparable, match="900 events/s"):
+        compared(*servers(Habits(), Habits()), tested=slow)
+
+
+def test_a_busy_client_voids_rounds_until_the_budget_is_spent_bad(servers: Start) -> None:
+    with pytest.raises(Incomparable, match="the client was busy"):
+        compared(*servers(Habits(), Habits()), limits=gate.Limits(cpu=0.0, lag_s=10), budget=1)
+
+
+def test_an_engine_that_dies_at_every_round_is_refused_bad(fake: Write) -> None:
+    """Each launch answers the warm-up and dies in the first round."""
+    profile = fake("dying", {"rate": 400, "crash_request": 4})
+    with pytest.raises(Incomparable, match="too many rounds were void"):
+        compared(profile, fake("well", {"rate": 400}), budget=1)
+
+
+# -- with engines of ours ---------------------------------------------------------------------------
+
+
+def test_a_restart_voids_the_round_and_the_run_goes_on_good(fake: Write, tmp_path: Any) -> None:
+    knobs = {"rate": 250, "state": str(tmp_path / "launches"), "launches": [{"crash_request": 5}]}
+    found = compared(fake("dies-once", knobs), fake("slow", {"rate": 50}))
+    assert found.verdict == "a_faster"
+    assert any("restarted" in reason for each in found.rounds for reason in each.void)
+    assert found.decisions[0].pairs == 6
+
+
+def test_launches_alternate_when_asked_to_good(fake: Write) -> None:
+    found = compared(fake("a", {"rate": 250}), fake("b", {"rate": 50}), residency="alternate")
+    assert found.verdict == "a_faster"
+    assert found.design.residency == "alternate"
+    assert [len(arm.load_s) for arm in found.arms] == [7, 7]
+
+
+def test_a_control_finds_no_difference_good(fake: Write) -> None:
+    found = compared(fake("same", {"rate": 100}), control=True, margin=0.5)
+    assert found.verdict in ("equivalent", "inconclusive")
+    assert [arm.name for arm in found.arms] == ["same#1", "same#2"]
+    assert found.arms[0].url != found.arms[1].url
+
+
+def test_more_slots_are_a_higher_throughput_good(fake: Write) -> None:
+    load = Workload(name="slots", output_tokens=(OUTPUT,), concurrency=4, requests=4, metric="output_tok_s")
+    found = compared(fake("slots", {"rate": 200}), load=load, pairs=7, vary=["slots=1,2,4"])
+    assert [each.answer for each in found.decisions] == ["b_faster", "b_faster"]
+    assert any("numbers of slots" in note for note in found.notes)
+
+
+def test_a_server_against_itself_gets_prompts_of_its_own_for_each_arm_ugly(servers: Start) -> None:
+    (url,) = servers(Habits(gap=0.004))
+    found = compared(url, control=True, margin=0.9)
+    assert found.verdict in ("equivalent", "inconclusive")
+
+
+def test_everything_that_may_matter_is_in_the_result_good(fake: Write) -> None:
+    found = compared(fake("a", {"rate": 250}), vary=["flash_attention=on,off"], margin=0.9)
+    first = found.arms[0]
+    assert first.overrides == ("flash_attention=on",)
+    assert first.argv[first.argv.index("--flash-attn") + 1] == "on"
+    assert first.environment["FAKE_ENGINE"]
+    assert first.model_hash
+    assert first.sampling["temperature"] == 0
+    assert first.load_s
+    assert all(each.memory and each.memory.rss > 1 << 20 for each in found.rounds)
+    assert all(view.source for each in found.rounds for view in each.server)
+    assert found.seed == 1
+    assert found.machine.cores >= 1
+
+
+# -- one round --------------------------------------------------------------------------------------
+
+
+def answers(url: str, load: Workload, wanted: list[Ask]) -> list[Sample]:
+    """Run one round."""
+    done = run(rounds.run(probe(url).at, load, wanted, 1, deadline=30, stall=20))
+    return [samples.sample(each, done.began_ns) for each in done.exchanges]
+
+
+def test_an_open_loop_counts_from_when_a_request_was_due_good(servers: Start) -> None:
+    """Coordinated omission: the moments of sending don't wait for slow answers."""
+    (url,) = servers(Habits(ttft=0.3))
+    load = Workload(name="open", requests=6, rate=50.0)
+    found = answers(url, load, [Ask([1] * PROMPT, OUTPUT)] * 6)
+    assert not [each.error for each in found if each.error]
+    assert found[-1].intended_s < 0.25  # though no answer was there by then
+    assert all(each.e2e_s >= each.end_s - each.sent_s - 1e-6 for each in found)
+    assert all(each.intended_s <= each.sent_s for each in found)
+
+
+def test_a_closed_loop_sends_when_a_stream_is_free_good(servers: Start) -> None:
+    (url,) = servers(Habits())
+    found = answers(url, Workload(name="closed", concurrency=2, requests=6), [Ask([1] * PROMPT, OUTPUT)] * 6)
+    assert not [each.error for each in found if each.error]
+    starts, ends = sorted(each.sent_s for each in found), sorted(each.end_s for each in found)
+    assert all(start >= end for start, end in zip(starts[2:], ends, strict=False))
+
+
+def test_nobody_there_is_an_error_and_not_a_figure_bad() -> None:
+    gone = engine()
+    gone.close()
+    endpoint = Endpoint(gone.url, None, "x", Dialect("x", {}))
+    done = run(rounds.run(endpoint, LOAD, [Ask([1] * PROMPT, OUTPUT)], 1))
+    found = samples.sample(done.exchanges[0], done.began_ns)
+    assert found.error is not None
+    assert found.error.startswith("no connection")
+    assert samples.metrics([found]) == {}
+
+
+def test_a_stalled_stream_is_given_up_bad() -> None:
+    with closing(Scripted([HEAD + chunked(b":\n\n"), HoldUntilClosed])) as server:
+        endpoint = Endpoint(server.url, None, "x", Dialect("x", {}))
+
+        async def main() -> rounds.Run:
+            return await rounds.run(endpoint, LOAD, [Ask([1] * PROMPT, OUTPUT)], 1, deadline=60, stall=0.2)
+
+        done = run(main())
+        found = samples.sample(done.exchanges[0], done.began_ns)
+        assert found.error is not None
+        assert found.error.startswith("nothing came")
+        assert server.gone.wait(20)
+
+
+def test_measuring_works_within_a_running_loop_ugly() -> None:
+    """A notebook has a loop of its own."""
+
+    async def inner() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async def outer() -> int:
+        return run(inner())
+
+    assert asyncio.run(outer()) == 7
