@@ -44,6 +44,7 @@ class Engine:
         props_path: what it says of itself for `confirm`, or None.
         progress_path: where its counters are, in Prometheus' text form.
         progress: finds the counters that move with work done only.
+        lists_devices: whether its program has llama.cpp's ``--list-devices``.
         gpu_memory: reads what processes hold of a GPU.
         port_taken: what its log says when somebody else has the port.
         failures: its known messages.
@@ -61,6 +62,7 @@ class Engine:
     props_path: ClassVar[str | None] = None
     progress_path: ClassVar[str] = "/metrics"
     progress: ClassVar[re.Pattern[str]]
+    lists_devices: ClassVar[bool] = True
     gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
     failures: ClassVar[tuple[Failure, ...]] = ()

@@ -48,6 +48,7 @@ class Vllm(SubprocessBackend):
         *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
     )
     props_path = "/v1/models"
+    lists_devices = False
     # every step of the engine counts here, a part of a long prompt too
     progress = re.compile(r"^vllm:iteration_tokens_total_sum\S* (\S+)", re.MULTILINE)
     port_taken = re.compile(r"address already in use", re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import options
 
@@ -45,12 +45,20 @@ def _engines() -> list[Engine]:
     from orchestrator.doctor import Engine, look_at
     from orchestrator.errors import BackendError
 
-    engines = []
+    engines: list[Engine] = []
+    absent: list[Engine] = []
     for name in installed():
         try:
-            locate = getattr(find(name), "locate", None)
-            if locate is not None:
-                engines.append(look_at(name, locate(os.environ)))
+            backend: Any = find(name)
+            if not hasattr(backend, "locate"):
+                continue
+            binary = backend.locate(os.environ)
+            if backend.lists_devices:
+                engines.append(look_at(name, binary))
+            else:
+                version, kinds = backend.version_of(binary, os.environ), backend.drives(binary, os.environ)
+                engines.append(Engine(name, binary.argv[0], binary.source, version=version, kinds=kinds))
         except BackendError as error:
-            engines.append(Engine(name, problem=error.message, advice=error.advice))
-    return engines
+            nowhere = ": not found; looked in " in error.message
+            (absent if nowhere else engines).append(Engine(name, problem=error.message, advice=error.advice))
+    return engines or absent  # nobody needs every engine
