@@ -17,6 +17,7 @@ import msgspec
 import typer
 from typer.testing import CliRunner
 
+from orchestrator.bench import Comparison, Measurement
 from orchestrator.cli import documents
 from orchestrator.cli.app import app
 from orchestrator.profile import json_schema
@@ -61,7 +62,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Yield every generated page with the text it should have."""
     yield REFERENCE / "commands.md", commands()
     yield REFERENCE / "profile.schema.json", _json(json_schema())
-    for name, shape in documents.ALL.items():
+    reports = {"bench": Measurement, "compare": Comparison}
+    for name, shape in {**documents.ALL, **reports}.items():
         yield SCHEMAS / f"{name}.json", _json(msgspec.json.schema(shape))
 
 
