@@ -5,7 +5,8 @@ starts in a few milliseconds and stays small. It owns: the engine's first proces
 descends from it (as a subreaper it inherits what double-forks or calls setsid), the engine's log with
 its rotation, and the end of all of them.
 
-The orchestrator talks to it over a socket, one JSON object a line:
+The orchestrator talks to it over a socket, in frames of a marshalled dict (both ends are the same Python;
+json alone would double the start-up):
 
     to the guardian      {"argv": [...], "env": {...}, "cwd": str, "log": path, "log_bytes": int,
                           "log_files": int, "grace": seconds}       once, first
@@ -20,17 +21,15 @@ The socket's end, for whatever reason, is the order to stop.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
+import marshal
 import os
 import select
 import signal
-import socket
 import sys
 import time
 
-TYPE_CHECKING = False  # typing would cost milliseconds and megabytes
+TYPE_CHECKING = False  # each import costs milliseconds and megabytes beside every engine
 if TYPE_CHECKING:
     from typing import Any
 
@@ -41,12 +40,40 @@ PIPE_BYTES = 1 << 20  # a larger pipe lets a burst of log lines pass while we ar
 LEFTOVER_GRACE = 1.0  # seconds for what a dead leader left behind, between TERM and KILL
 
 
+class ignoring:  # noqa: N801 - as contextlib.suppress, which is dear to import
+    """Let some errors pass."""
+
+    def __init__(self, *errors: type[BaseException]) -> None:
+        self.errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self.errors)
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a frame: the length in four bytes, and the message."""
+    data = marshal.dumps(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def unpack(received: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the messages that have come whole, and the rest."""
+    found = []
+    while len(received) >= 4 and len(received) >= (end := 4 + int.from_bytes(received[:4], "little")):
+        found.append(marshal.loads(received[4:end]))  # noqa: S302 - from our parent alone
+        received = received[end:]
+    return found, received
+
+
 def parents() -> dict[int, int]:
     """Return pid -> parent's pid of every process there is, zombies left out."""
     found = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the memory
         if name.isdigit():
-            with contextlib.suppress(OSError):
+            with ignoring(OSError):
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                     # the program's name may hold spaces and brackets: count from the last bracket
                     fields = file.read().rpartition(b")")[2].split()
@@ -69,7 +96,7 @@ def descendants(root: int) -> list[int]:
 def kill(pids: list[int], number: int) -> None:
     """Send a signal to each of `pids` that is still there."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with ignoring(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -87,11 +114,11 @@ class Log:
 
     def write(self, data: bytes) -> None:
         """Append, rotate when the file is full; a full disk costs log lines, never the engine."""
-        with contextlib.suppress(OSError):
+        with ignoring(OSError):
             os.write(self.fd, data)
         self.used += len(data)
         if self.used >= self.size:
-            with contextlib.suppress(OSError):
+            with ignoring(OSError):
                 self.rotate()
 
     def rotate(self) -> None:
@@ -101,7 +128,7 @@ class Log:
             for number in range(self.files - 1, 0, -1):
                 older = f"{self.path}.{number}"
                 newer = f"{self.path}.{number - 1}" if number > 1 else self.path
-                with contextlib.suppress(FileNotFoundError):
+                with ignoring(FileNotFoundError):
                     os.replace(newer, older)  # noqa: PTH105
             if self.files == 1:
                 os.truncate(self.path, 0)
@@ -126,7 +153,7 @@ def exec_engine(order: dict[str, Any], output: int, failure: int, libc: ctypes.C
         os.chdir(order["cwd"])
         os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - an argv list, no shell
     except OSError as error:
-        os.write(failure, json.dumps({"error": error.strerror or str(error), "errno": error.errno}).encode())
+        os.write(failure, marshal.dumps({"error": error.strerror or str(error), "errno": error.errno}))
     finally:
         os._exit(127)
 
@@ -134,7 +161,7 @@ def exec_engine(order: dict[str, Any], output: int, failure: int, libc: ctypes.C
 class Guardian:
     """One engine from its start to the death of its last descendant."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: int) -> None:
         self.control = control
         self.incoming = b""
         self.killed: set[int] = set()
@@ -145,23 +172,22 @@ class Guardian:
 
     def say(self, **message: object) -> None:
         """Tell the orchestrator, if it is still there."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(message).encode() + b"\n")
+        with ignoring(OSError):
+            os.write(self.control, pack(message))
 
     def begin(self, libc: ctypes.CDLL) -> bool:
         """Read the first order and start the engine; False when it could not be started."""
-        line = b""
-        while b"\n" not in line:
-            data = self.control.recv(1 << 16)
+        messages: list[dict[str, Any]] = []
+        while not messages:
+            data = os.read(self.control, 1 << 16)
             if not data:
                 return False
-            line += data
-        first, self.incoming = line.split(b"\n", 1)
-        self.order = json.loads(first)
+            messages, self.incoming = unpack(self.incoming + data)
+        self.order, *self.early = messages  # a stop may have come together with it
         self.grace = float(self.order["grace"])
         self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
         self.output, write_end = os.pipe()
-        with contextlib.suppress(OSError):
+        with ignoring(OSError):
             import fcntl
 
             fcntl.fcntl(self.output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -177,7 +203,7 @@ class Guardian:
         os.close(failed)
         if problem:
             os.waitpid(self.leader, 0)
-            self.say(**json.loads(problem))
+            self.say(**marshal.loads(problem))  # noqa: S302 - from our own fork
             return False
         self.leader_alive = True
         self.say(spawned=self.leader)
@@ -193,7 +219,7 @@ class Guardian:
     def hear(self) -> None:
         """Take orders; the socket's end is one too."""
         try:
-            data = self.control.recv(1 << 16)
+            data = os.read(self.control, 1 << 16)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -202,14 +228,13 @@ class Guardian:
             self.poll.unregister(self.control)
             self.stop(self.grace)
             return
-        self.incoming += data
-        self.obey()
+        messages, self.incoming = unpack(self.incoming + data)
+        self.obey(messages)
 
-    def obey(self) -> None:
-        """Follow the orders that have come whole."""
-        *lines, self.incoming = self.incoming.split(b"\n")
-        for line in lines:
-            self.stop(float(json.loads(line)["stop"]))
+    def obey(self, messages: list[dict[str, Any]]) -> None:
+        """Follow orders."""
+        for message in messages:
+            self.stop(float(message["stop"]))
 
     def pump(self) -> None:
         """Move what the engine printed into its log."""
@@ -219,7 +244,7 @@ class Guardian:
             except OSError:  # nothing more for now
                 return
             if not data:
-                with contextlib.suppress(KeyError):
+                with ignoring(KeyError):
                     self.poll.unregister(self.output)
                 return
             self.log.write(data)
@@ -268,9 +293,9 @@ class Guardian:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(self.grace))
-        for fd in (self.control.fileno(), self.output, wake):
+        for fd in (self.control, self.output, wake):
             self.poll.register(fd, select.POLLIN)
-        self.obey()  # a stop may have come together with the first order
+        self.obey(self.early)
         while True:
             self.reap()
             ending = self.deadline is not None or not self.leader_alive
@@ -279,7 +304,7 @@ class Guardian:
             # while the end is near the tree is looked at 20 times a second, else only events wake us
             for fd, _ in self.poll.poll(50 if ending else None):
                 if fd == wake:
-                    with contextlib.suppress(OSError):
+                    with ignoring(OSError):
                         os.read(wake, 4096)
                 elif fd == self.output:
                     self.pump()
@@ -291,15 +316,15 @@ class Guardian:
 
 def main() -> None:
     """Guard one engine; the only argument is the control socket's descriptor."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
+    control = int(sys.argv[1])
+    os.set_inheritable(control, False)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     guardian = Guardian(control)
     if guardian.begin(libc):
-        control.setblocking(False)
+        os.set_blocking(control, False)
         guardian.watch()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import marshal
 import os
 import socket
 import subprocess
@@ -196,7 +196,7 @@ class Child:
         self.gone.clear()
         name, _, value = self.cookie.partition("=")
         self._say(
-            argv=command.argv,
+            argv=[str(word) for word in command.argv],
             env={**command.environ(inherited), name: value},
             cwd=str(cwd),
             log=str(self.tail.path),
@@ -211,14 +211,15 @@ class Child:
         if self.writer is None:  # nothing is there yet
             return
         with contextlib.suppress(OSError, RuntimeError):
-            self.writer.write(json.dumps(message).encode() + b"\n")
+            self.writer.write(guardian.pack(message))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Follow the guardian's words to its end, then make sure that its tree ended too."""
         finished = False
-        with contextlib.suppress(OSError, ValueError):  # a guardian that is killed may leave half a line
-            async for line in reader:
-                message = json.loads(line)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the end, or half a word
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                message = marshal.loads(await reader.readexactly(size))  # noqa: S302 - our own guardian's
                 if "spawned" in message:
                     self.pid = message["spawned"]
                     self.spawned.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -45,6 +44,10 @@ time.sleep(300)
 """
 
 
+def stop(grace: float) -> bytes:
+    return guardian.pack({"stop": grace})
+
+
 class Guarded:
     """A guardian, and what it says."""
 
@@ -52,7 +55,8 @@ class Guarded:
         self.log = folder / "engine.log"
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(30)
-        self.lines = self.ours.makefile("r")
+        self.heard: list[dict[str, Any]] = []
+        self.rest = b""
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
@@ -71,18 +75,21 @@ class Guarded:
             "log_files": 3,
             "grace": grace,
         }
-        return json.dumps({**order, **more}).encode() + b"\n"
+        return guardian.pack({**order, **more})
 
     def send(self, data: bytes) -> None:
         self.ours.sendall(data)
 
     def hear(self, key: str) -> Any:
         """Return what the next message with `key` says."""
-        for line in self.lines:
-            message = json.loads(line)
-            if key in message:
-                return message[key]
-        raise AssertionError(f"ended without {key!r}")
+        while True:
+            for message in self.heard:
+                if key in message:
+                    return message[key]
+            data = self.ours.recv(1 << 16)
+            assert data, f"ended without {key!r}: {self.heard}"
+            messages, self.rest = guardian.unpack(self.rest + data)
+            self.heard += messages
 
     def logged(self, word: str) -> list[str]:
         """Wait for a line of the log that begins with `word`; returns the rest."""
@@ -94,7 +101,6 @@ class Guarded:
             assert self.process.poll() is None, text
 
     def close(self) -> None:
-        self.lines.close()
         self.ours.close()
 
 
@@ -114,7 +120,7 @@ def test_from_start_to_end_good(guarded: Guarded) -> None:
     guarded.send(guarded.order())
     pid = guarded.hear("spawned")
     guarded.logged("up")
-    guarded.send(b'{"stop": 30}\n')
+    guarded.send(stop(30))
     assert guarded.hear("exited") == {"code": None, "signal": signal.SIGTERM}
     assert guarded.hear("gone") == []
     assert guarded.process.wait(30) == 0
@@ -135,24 +141,24 @@ def test_a_program_that_is_not_there_is_told_bad(guarded: Guarded) -> None:
 
 
 def test_orders_come_in_any_pieces_ugly(guarded: Guarded) -> None:
-    for byte in guarded.order() + b'{"stop"':
+    for byte in guarded.order() + stop(30)[:7]:
         guarded.send(bytes([byte]))
     guarded.hear("spawned")
     guarded.logged("up")
-    for byte in b': 30}\n{"stop": 20}\n':
+    for byte in stop(30)[7:] + stop(20):
         guarded.send(bytes([byte]))
     assert guarded.hear("gone") == []
 
 
 def test_a_stop_that_comes_together_with_the_start_is_heard_ugly(guarded: Guarded) -> None:
-    guarded.send(guarded.order("stubborn", grace=600) + b'{"stop": 0}\n')
+    guarded.send(guarded.order("stubborn", grace=600) + stop(0))
     assert guarded.hear("gone") is not None
 
 
 def test_a_later_stop_may_only_hasten_good(guarded: Guarded) -> None:
     guarded.send(guarded.order("stubborn"))
     guarded.logged("up")
-    guarded.send(b'{"stop": 0.1}\n{"stop": 3600}\n')
+    guarded.send(stop(0.1) + stop(3600))
     assert guarded.hear("exited") == {"code": None, "signal": signal.SIGKILL}
     assert guarded.hear("gone")
 
@@ -175,7 +181,7 @@ def test_it_hears_no_ctrl_c_good(guarded: Guarded) -> None:
     guarded.logged("up")
     guarded.process.send_signal(signal.SIGINT)
     guarded.process.send_signal(signal.SIGHUP)
-    guarded.send(b'{"stop": 30}\n')
+    guarded.send(stop(30))
     assert guarded.hear("exited")["signal"] == signal.SIGTERM
 
 
@@ -218,14 +224,14 @@ def test_no_zombie_is_kept_good(guarded: Guarded) -> None:
     seen = psutil.Process(guarded.process.pid)
     while zombies := [c for c in seen.children(recursive=True) if c.status() == psutil.STATUS_ZOMBIE]:
         psutil.wait_procs(zombies, timeout=0.1)
-    guarded.send(b'{"stop": 0}\n')
+    guarded.send(stop(0))
     guarded.hear("gone")
 
 
 def test_it_is_small_good(guarded: Guarded) -> None:
     """At most 15 MB beside every engine, however much that logs."""
-    flood = "import os\nfor _ in range(400): os.write(1, b'x' * 100_000)\nprint('\\nup', flush=True)\n"
-    flood += "import time\ntime.sleep(300)"
+    flood = "import os, time\nfor _ in range(400): os.write(1, b'x' * 100_000)\n"
+    flood += "while True:\n    print('\\nup', flush=True)\n    time.sleep(0.05)"
     guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", flood]))
     guarded.logged("up")
     assert psutil.Process(guarded.process.pid).memory_info().rss < 15_000_000
