@@ -99,13 +99,15 @@ def void_lines(rounds: Sequence[Round]) -> list[str]:
 
 # -- compare ----------------------------------------------------------------------------------------
 
-COMPARE_HEADINGS = ["METRIC", "A", "B", "A / B", "95 % INTERVAL", "ANSWER"]
+COMPARE_HEADINGS = ["A AGAINST", "METRIC", "A", "B", "A / B", "INTERVAL", "ANSWER"]
 
 
 def compare_rows(result: Comparison) -> Rows:
-    """Return the figures of a comparison, declared metrics first."""
+    """Return the figures of a comparison, declared metrics first; A is the first arm throughout."""
+    shown = [each for each in result.others if each.metric in SHOWN]
     return [
         [
+            each.arm_b,
             each.metric,
             figure(each.a, each.unit),
             figure(each.b, each.unit),
@@ -113,7 +115,7 @@ def compare_rows(result: Comparison) -> Rows:
             _interval(each),
             each.answer.replace("_", " ") if each.primary else "(not declared)",
         ]
-        for each in (*result.decisions, *result.others)
+        for each in (*result.decisions, *shown)
     ]
 
 
@@ -158,7 +160,7 @@ def markdown(result: Measurement | Comparison) -> str:
         a, b = result.arms[0].name, ", ".join(arm.name for arm in result.arms[1:])
         lines = [f"### {a} against {b}", ""]
         lines += [f"**{sentence(each, result)}**" + "  " for each in result.decisions]
-        lines += [*([seen] if (seen := sensitivity(result)) else []), ""]
+        lines += [*([seen] if (seen := sensitivity(result)) else []), "", f"A is {a}.", ""]
         lines += _table(COMPARE_HEADINGS, compare_rows(result))
         lines += ["", f"Workload {describe(result.workload)}.", ""]
         arms, rounds = result.arms, result.rounds

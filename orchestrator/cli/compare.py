@@ -99,6 +99,7 @@ def compare(
             progress=tell,
         )
     plain = [
+        f"A is {result.arms[0].name}",
         console.table(text.compare_rows(result), text.COMPARE_HEADINGS),
         "",
         *(text.sentence(each, result) for each in result.decisions),
