@@ -16,8 +16,8 @@ TYPES = {
     "f32": (6, "f"), "bool": (7, "?"), "str": (8, ""), "arr": (9, ""), "u64": (10, "Q"), "i64": (11, "q"),
     "f64": (12, "d"),
 }  # fmt: skip
-F32, F16, Q8_0, Q4_K = 0, 1, 8, 12
-SIZES = {F32: (1, 4), F16: (1, 2), Q8_0: (32, 34), Q4_K: (256, 144)}
+F32, F16, Q8_0, Q4_K, Q6_K = 0, 1, 8, 12, 14
+SIZES = {F32: (1, 4), F16: (1, 2), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
 
 Key = tuple[str, str, Any]  # name, type ("u32", "str", "arr:f32"), value
 TensorEntry = tuple[str, Sequence[int], int]  # name, shape, type

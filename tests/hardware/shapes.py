@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.gguf_files import F32, Q4_K, Q8_0, Key, TensorEntry, gguf_bytes
+from tests.gguf_files import F32, Q4_K, Q6_K, Q8_0, SIZES, Key, TensorEntry, gguf_bytes
 
 Q4_K_M = 15  # llama.cpp's file type
 
@@ -48,6 +48,7 @@ class Shape:
     used: int = 0
     expert_hidden: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    mixed: bool = False  # Q6_K where llama.cpp's Q4_K_M has it; all Q4_K otherwise
 
     @property
     def head_length(self) -> int:
@@ -120,7 +121,7 @@ def write(shape: Shape, path: Path) -> Path:
 
 def _bytes(entry: TensorEntry) -> int:
     _, dimensions, kind = entry
-    block, block_bytes = {F32: (1, 4), Q8_0: (32, 34), Q4_K: (256, 144)}[kind]
+    block, block_bytes = SIZES[kind]
     elements = 1
     for length in dimensions:
         elements *= length
@@ -188,16 +189,25 @@ def _keys(name: str, shape: Shape) -> list[Key]:
 
 def _tensors(shape: Shape) -> Iterator[TensorEntry]:
     matrix = Q4_K if shape.width % 256 == 0 else Q8_0
-    yield ("token_embd.weight", (shape.width, shape.vocabulary), matrix)
+    output = Q6_K if shape.mixed else matrix
+    yield ("token_embd.weight", (shape.width, shape.vocabulary), output if shape.tied else matrix)
     yield ("token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight", (shape.width,), F32)
     if not shape.tied:
-        yield ("output.weight", (shape.width, shape.vocabulary), matrix)
+        yield ("output.weight", (shape.width, shape.vocabulary), output)
     for layer in range(shape.layers):
         for name, dimensions in _block(shape, layer):
             kind = F32 if len(dimensions) == 1 or name.startswith(F32_NAMES) else matrix
             if kind == Q4_K and dimensions[0] % 256:
                 kind = Q8_0
+            elif kind == Q4_K and shape.mixed and name.startswith(("attn_v", "ffn_down")):
+                kind = Q6_K if _more_bits(layer, shape.layers) else Q4_K
             yield (f"blk.{layer}.{name}", dimensions, kind)
+
+
+def _more_bits(layer: int, layers: int) -> bool:
+    """Tell whether Q4_K_M gives a layer's attn_v and ffn_down more bits (llama.cpp, src/llama-quant.cpp)."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
 
 
 F32_NAMES = ("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "shortconv.conv", "ffn_gate_inp")
