@@ -525,3 +525,19 @@ def test_putting_a_packaged_model_together_is_told_good(
     assert len(stages) <= 12
     backend.plan()
     assert len([event for event in heard.events if event.name == "stage"]) == len(stages)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_end_while_it_warms_up_leaves_no_worker_ugly(engine: Make, number: int) -> None:
+    """prior failure 2: SIGTERM from outside during warm-up, and the workers stay."""
+    slow = {"load_time": 600, "load_work": "cpu", "children": ["session+stubborn", "double+stubborn", "port"]}
+    backend = engine({"launches": [slow]})
+    heard = Recorder(backend)
+    with pytest.raises(StartTimeout):
+        backend.start(timeout=0)
+    leader = heard.wait(lambda event: event.name == "spawned").fields["pid"]
+    while len(pids := backend.status()["engine_pids"]) < 4:
+        heard.wait(lambda event: event.name == "stage")
+    os.kill(leader, number)
+    heard.wait_state(State.READY)
+    assert not alive(pids)
