@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from orchestrator.bench import decide, gate, machine, statistics, workload
 from orchestrator.bench.declared import Declared
 from orchestrator.bench.measure import common_notes, started
+from orchestrator.bench.prompts import Material
 from orchestrator.bench.selftest import self_test
 from orchestrator.bench.session import Progress, Session, material
 from orchestrator.bench.target import Target, fit_together
@@ -29,7 +30,6 @@ from orchestrator.bench.values import (
     SelfTest,
     Workload,
 )
-from orchestrator.bench.workload import Material
 from orchestrator.errors import Incomparable
 
 

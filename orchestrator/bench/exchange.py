@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.backend import Endpoint
 from orchestrator.bench.http1 import Connection
-from orchestrator.bench.workload import Ask
+from orchestrator.bench.prompts import Ask
 from orchestrator.request import COMPLETIONS
 
 CONNECT_TIMEOUT = 10.0

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Arm, Client, Sample, Workload
-from orchestrator.bench.workload import Ask
 
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from orchestrator.bench import gate, machine, workload
 from orchestrator.bench.arms import Spec, own_name
@@ -26,6 +27,8 @@ def measure(
     subject: str,
     workloads: Sequence[Workload] | Sequence[str] = workload.SOURCE,
     *,
+    changes: Mapping[str, Any] | None = None,
+    streams: Sequence[int] = (),
     rounds: int = ROUNDS,
     backend: str | None = None,
     overrides: Sequence[str] = (),
@@ -39,6 +42,8 @@ def measure(
     Args:
         subject: a profile's path, or the URL of a server that runs.
         workloads: presets by name, or workloads.
+        changes: of the workloads' fields; those that are None are left as they are.
+        streams: requests at once; each number is a workload of its own. None: each workload's own.
         rounds: of each workload; at least 6 for an interval.
         backend: another engine than the profile names.
         overrides: ``KEY=VALUE`` each, over what the profile says.
@@ -54,7 +59,11 @@ def measure(
 
     """
     spec = Spec("", subject, backend, tuple(overrides), key)
-    return run(_measure(spec, workloads, rounds, seed, progress, limits))
+
+    def shape(target: Target) -> list[Workload]:
+        return workload.shaped(list(workloads), target.slots, target.context, changes or {}, streams)
+
+    return run(_measure(spec, shape, rounds, seed, progress, limits))
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +78,7 @@ async def started(target: Target) -> AsyncIterator[Target]:
 
 async def _measure(
     spec: Spec,
-    workloads: Sequence[Workload] | Sequence[str],
+    shape: Callable[[Target], list[Workload]],
     count: int,
     seed: int,
     progress: Progress | None,
@@ -79,7 +88,7 @@ async def _measure(
     began, where, tested = time.time(), machine.describe(), await self_test()
     results: list[WorkloadResult] = []
     async with started(target):
-        wanted = resolve(workloads, target)
+        wanted = shape(target)
         arm = target.describe()
         session = Session(seed, tested, count * len(wanted), progress, limits)
         interrupted = False
@@ -112,13 +121,6 @@ async def _measure(
         notes=tuple(notes),
         interrupted=interrupted,
     )
-
-
-def resolve(workloads: Sequence[Workload] | Sequence[str], target: Target) -> list[Workload]:
-    """Return the workloads, presets made for this engine."""
-    names = [each for each in workloads if isinstance(each, str)]
-    made = workload.presets(names, target.slots, target.context)
-    return made + [workload.changed(each) for each in workloads if isinstance(each, Workload)]
 
 
 async def _rounds(session: Session, target: Target, each: Workload, count: int, found: list[Round]) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from orchestrator.backend import Endpoint
 from orchestrator.bench.exchange import Ahead, Exchange, perform, request_bytes
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Workload
-from orchestrator.bench.workload import Ask
 
 LAG_EVERY = 0.01  # seconds between two looks at the clock
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from orchestrator.backend import Dialect, Endpoint
 from orchestrator.bench import rounds, samples
 from orchestrator.bench.exchange import Exchange
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.statistics import median
 from orchestrator.bench.values import SelfTest, Workload
-from orchestrator.bench.workload import Ask
 from orchestrator.errors import OrchestratorError
 
 STREAMS = 64

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from orchestrator import clients
 from orchestrator.bench import gate, machine, rounds, samples, server_view
+from orchestrator.bench.prompts import TEXT, Ask, Entry, Material, asks, read_prompts
 from orchestrator.bench.target import Target
 from orchestrator.bench.values import Client, Round, Sample, SelfTest, Workload
-from orchestrator.bench.workload import TEXT, Ask, Entry, Material, WorkloadError, asks, read_prompts
+from orchestrator.bench.workload import WorkloadError
 from orchestrator.errors import Incomparable, RequestError
 
 WARM_UPS = 2  # tries: what fails twice in a row is no accident

@@ -20,8 +20,8 @@ from orchestrator.backend import Command, Endpoint, Plan, State
 from orchestrator.bench import machine, server_view
 from orchestrator.bench.arms import Spec
 from orchestrator.bench.exchange import body
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Arm, Memory
-from orchestrator.bench.workload import Ask
 from orchestrator.errors import BackendError
 from orchestrator.gguf_header import Header
 from orchestrator.hardware import fit

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from orchestrator.cli import options
 from orchestrator.cli.faults import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.bench import Comparison, Measurement, Workload
+    from orchestrator.bench import Comparison, Measurement
     from orchestrator.bench.session import Step
 
 Numbers = "N[,N...]"
@@ -105,13 +105,12 @@ def bench(
         "prompts": prompts,
         "prefix_tokens": prefix_tokens,
     }
-    names: Any = preset.split(",") if preset else SOURCE
-    streams = numbers(concurrency, "--concurrency")
-    wanted = shaped(names, changes, streams) if streams or any_given(changes) else names
     with progress(as_json) as tell:
         result = benches.measure(
             subject,
-            wanted,
+            preset.split(",") if preset else SOURCE,
+            changes=changes,
+            streams=numbers(concurrency, "--concurrency") or (),
             rounds=rounds,
             backend=backend,
             overrides=tuple(sets or ()),
@@ -163,31 +162,6 @@ def numbers(given: str | None, option: str) -> tuple[int, ...] | None:
     if not all(part.isdecimal() and 0 < int(part) < 10**8 for part in parts):
         raise UsageError(f"{option}: must be numbers above 0, with commas between them: {given}")
     return tuple(map(int, parts))
-
-
-def any_given(changes: dict[str, Any]) -> bool:
-    """Say whether any of the options was given."""
-    return any(value is not None for value in changes.values())
-
-
-def shaped(names: list[str], changes: dict[str, Any], streams: tuple[int, ...] | None) -> list[Workload]:
-    """Return the workloads of presets, changed as asked, one for each number of streams.
-
-    Raises:
-        WorkloadError: a preset is unknown, or the result makes no sense.
-
-    """
-    from orchestrator.bench.workload import changed, presets
-
-    most = max(streams, default=4) if streams else 4
-    found = []
-    for each in presets(names, most, None):
-        for count in streams or (None,):
-            if each.name.startswith("slots-") and count not in (None, each.concurrency):
-                continue
-            name = each.name if count is None or len(streams or ()) == 1 else f"{each.name}-at-{count}"
-            found.append(changed(each, **changes, concurrency=count, name=name))
-    return found
 
 
 def key_of(variable: str | None) -> str | None:

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.bench import declared, gate, server_view
 from orchestrator.bench.arms import Spec
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Arm, Client, EngineFigures, Sample, Workload
-from orchestrator.bench.workload import Ask, WorkloadError
+from orchestrator.bench.workload import WorkloadError
 
 PROMPT = Workload(name="x")
 LOGS = Path(__file__).parent.parent / "data" / "engine_messages"

@@ -14,9 +14,9 @@ from orchestrator.bench import gate, rounds, samples
 from orchestrator.bench.arms import specs
 from orchestrator.bench.comparing import Comparing
 from orchestrator.bench.declared import Declared
+from orchestrator.bench.prompts import Ask
 from orchestrator.bench.session import run
 from orchestrator.bench.values import Comparison, Sample, SelfTest, Workload
-from orchestrator.bench.workload import Ask
 from orchestrator.errors import Incomparable
 from orchestrator.source import probe
 from tests.bench.conftest import HEALTHY, Write

@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.prompts import Material, asks, read_prompts
 from orchestrator.bench.values import Workload
-from orchestrator.bench.workload import (
-    Material,
-    WorkloadError,
-    asks,
-    changed,
-    presets,
-    read_prompts,
-)
+from orchestrator.bench.workload import WorkloadError, changed, presets, shaped
 
 IDS = Material(tuple(range(1000, 1200)))
 
@@ -95,6 +89,20 @@ def test_an_unknown_preset_bad() -> None:
 def test_a_workload_that_makes_no_sense_bad(changes: dict[str, object], said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         changed(Workload(name="x"), **changes)
+
+
+def test_presets_are_shaped_for_the_engine_and_as_asked_good() -> None:
+    made = shaped(["decode", "slots"], 2, 512, {"output_tokens": (7,), "requests": None})
+    assert [(each.name, each.concurrency, each.output_tokens) for each in made] == [
+        ("decode", 1, (7,)),
+        ("slots-1", 1, (7,)),
+        ("slots-2", 2, (7,)),
+    ]
+    assert [each.name for each in shaped(["decode"], 2, 512, {}, (3,))] == ["decode"]
+    assert [each.name for each in shaped(["decode"], 2, 512, {}, (1, 8))] == ["decode-1", "decode-8"]
+    made = shaped(["slots"], 4, 512, {}, (3, 5))
+    assert [(each.name, each.requests) for each in made] == [("slots-3", 3), ("slots-5", 5)]
+    assert shaped([Workload(name="own")], 4, 512, {"rate": 2.0})[0].rate == 2.0
 
 
 def test_more_streams_bring_as_many_requests_good() -> None:
