@@ -85,8 +85,6 @@ def reference(folder: Path) -> None:
 
 def small(name: str) -> Shape:
     shape, layers = SHAPES[name], LAYERS.get(name, 6)
-    if name == "deepseek-v2-lite":  # llama.cpp knows it by its 27 layers: make those small
-        shape = replace(shape, experts=8, used=4, expert_hidden=512, hidden=2048)
     kv_heads = shape.kv_heads[:layers] if isinstance(shape.kv_heads, tuple) else shape.kv_heads
     return replace(shape, layers=layers, kv_heads=kv_heads, vocabulary=len(PIECES), context=65536)
 
@@ -143,9 +141,8 @@ REALITY = [
     ("mamba-130m", [Wish(context=4096), Wish(context=4096, slots=16)]),
     ("granite-4.0-h-micro", [Wish(context=8192, slots=4)]),
     ("lfm2-1.2b", [Wish(context=16384, slots=2)]),
-    ("deepseek-v2-lite", [Wish(context=16384)]),
 ]  # fmt: skip
-LAYERS = {"qwen3-30b-a3b": 2, "granite-4.0-h-micro": 7, "deepseek-v2-lite": 27, "mamba-130m": 24}
+LAYERS = {"qwen3-30b-a3b": 2, "granite-4.0-h-micro": 7, "mamba-130m": 24}
 
 
 def reality(folder: Path) -> None:

@@ -23,8 +23,8 @@ UBATCH: Final = 512  # tokens computed at once, llama.cpp's default
 # HIP's 0.3 to 1 GiB is the widest; the others are their vendors' usual figures, not measured here.
 RUNTIME: Final = {"rocm": 512 * MIB, "cuda": 448 * MIB, "vulkan": 256 * MIB, "cpu": 0}
 # Of a llama-server process on the host, measured: docs/reference/memory.md.
-PROCESS: Final = 60 * MIB
-TOKEN: Final = 96  # bytes that each token of the vocabulary takes there: its text, its score, two look-ups
+PROCESS: Final = 20 * MIB
+TOKEN: Final = 216  # bytes that each token of the vocabulary takes there: its text, its score, two look-ups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
