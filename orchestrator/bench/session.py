@@ -173,7 +173,8 @@ class Session:
 
 def _check_context(target: Target, workload: Workload, wanted: Sequence[Ask]) -> None:
     context = target.context
-    longest = max(len(ask.prompt) + ask.output_tokens for ask in wanted if isinstance(ask.prompt, list))
+    lengths = (len(ask.prompt) + ask.output_tokens for ask in wanted if isinstance(ask.prompt, list))
+    longest = max(lengths, default=0)  # of a text only the server knows
     if context is not None and longest > context:
         raise WorkloadError(
             f"bench: {workload.name}: a request of {longest} tokens exceeds the context of {context}",

@@ -21,6 +21,7 @@ class Habits:
         extra_prompt: tokens that it puts before every prompt.
         cached: prompt tokens reported as cached; None is silence.
         shift: added to every token id of /tokenize.
+        tokeniser: whether there is a /tokenize at all.
         per_chunk: tokens in a chunk.
         role_first: send a chunk with a role, at once, before everything else.
         pings: comments between chunks.
@@ -36,6 +37,7 @@ class Habits:
     extra_prompt: int = 0
     cached: int | None = 0
     shift: int = 0
+    tokeniser: bool = True
     per_chunk: int = 1
     role_first: bool = False
     pings: int = 0
@@ -61,7 +63,7 @@ class _Script:
         path = head.split(" ")[1]
         if path == "/v1/models":
             return iter([reply(200, {"data": [{"id": "scripted"}]})])
-        if path == "/tokenize":
+        if path == "/tokenize" and self.habits.tokeniser:
             given = next(body for _, body in reversed(self.server.requests) if body and "content" in body)
             count = 120 if given["content"] else 0
             return iter([reply(200, {"tokens": [each + self.habits.shift for each in range(count)]})])

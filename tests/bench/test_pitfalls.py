@@ -88,6 +88,23 @@ def test_usage_in_every_chunk_is_not_added_up_good(servers: Start) -> None:
     assert {each.output_tokens for part in found.rounds for each in part.samples} == {OUTPUT}
 
 
+def test_a_server_without_a_tokeniser_is_asked_in_words_good() -> None:
+    with closing(engine(Habits(gap=0.002, tokeniser=False))) as server:
+        found = compared(server.url, control=True, margin=0.9)
+        prompts = [body["prompt"] for _, body in server.requests if body and "prompt" in body]
+    assert found.verdict in ("equivalent", "inconclusive")
+    words = [prompt for prompt in prompts if isinstance(prompt, str) and "harbour" not in prompt[:20]]
+    assert len({prompt[:12] for prompt in words}) >= 14
+
+
+def test_a_declared_rule_stops_when_the_answer_is_clear_good(servers: Start) -> None:
+    urls = servers(Habits(gap=0.002), Habits(gap=0.016))
+    found = compared(*urls, pairs=24, stop_early=True)
+    assert found.verdict == "a_faster"
+    assert found.decisions[0].pairs == 8
+    assert found.design.stop_early == (8, 16, 24)
+
+
 def test_one_failure_voids_its_pair_and_is_shown_good(servers: Start) -> None:
     """Failures are never counted as fast answers: the pair is repeated and both rounds are listed."""
     found = compared(*servers(Habits(gap=0.004, fail_at=5), Habits(gap=0.016)))
