@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from backends import failures, planning, process, readiness
+from backends import failures, fetching, planning, process, readiness
 from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
@@ -91,9 +91,11 @@ class SubprocessBackend(Engine):
         """Decide everything, start nothing; see `Backend.plan`."""
         return planning.make_plan(self, self.profile, self.environ)
 
-    def assembling(self, done: int, total: int) -> None:
-        """Tell the progress of putting a packaged model together, in tenths."""
-        stage = f"putting the model together: {done * 10 // total * 10} % of {total >> 20} MiB"
+    def assembling(self, done: int, total: int, doing: str = "putting the model together") -> None:
+        """Tell how far the model has come that is put together or downloaded, in steps that people notice."""
+        step = 1 if total >= 1 << 30 else 10  # percent
+        percent = done * 100 // max(total, 1) // step * step
+        stage = f"{doing}: {percent} % of {total >> 20} MiB"
         with self.life.changed:
             if stage != self.life.stage:
                 self.life.stage = stage
@@ -253,6 +255,10 @@ class SubprocessBackend(Engine):
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
             if self._stopping:
                 raise asyncio.CancelledError
+        while plan.downloads:
+            await fetching.fetch(plan.downloads, self._downloading)
+            plan = await asyncio.to_thread(self.plan)
+            planning.refuse_what_does_not_fit(plan)
         supervise = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(self._is_mendable),
             stop=self._is_budget_spent,
@@ -264,6 +270,9 @@ class SubprocessBackend(Engine):
             await supervise(self._run_once, plan)
         except (Crashed, ExitedEarly, PortTaken) as fault:
             raise (self._give_up(fault) if self._is_mendable(fault) else fault) from fault
+
+    def _downloading(self, done: int, total: int) -> None:
+        self.assembling(done, total, "downloading the model")
 
     def _is_mendable(self, error: BaseException) -> bool:
         """Any unasked exit is worth a restart, unless its message says that no retry mends it."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator import gguf_header, hardware, model_files
+from orchestrator import gguf_header, hardware, model_files, model_hub
 from orchestrator.backend import Plan
-from orchestrator.errors import DoesNotFit, Problem, ProfileError
+from orchestrator.errors import DoesNotFit, NotFetched, Problem, ProfileError
 from orchestrator.profile import Profile
 
 if TYPE_CHECKING:
     from backends.base import SubprocessBackend
 
+T = TypeVar("T")
 MACHINE = "ORCHESTRATOR_MACHINE"  # the root of a captured machine, to plan for one that is elsewhere
 
 
@@ -32,7 +33,14 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
     supported = engine.drives(binary, environ, named_by_user=bool(profile.command))
     machine = hardware.detect(Path(environ.get(MACHINE) or "/"))
     device = hardware.choose(machine, profile.device, profile.gpus, supported=supported, environ=environ)
-    path, header = engine.find_model(profile, environ)
+    missing = _Missing()
+    path, header = missing.or_here(lambda: engine.find_model(profile, environ), lambda path: (path, None))
+    mmproj = missing.or_here(
+        lambda: model_files.projector(profile.model, directory=profile.directory, environ=environ),
+        lambda path: path,
+    )
+    if missing.downloads:
+        header = None  # of a part alone nothing follows
     cap = None if profile.context == "auto" else profile.context
     context, source = gguf_header.effective_context(header.context if header else None, cap)
     template = profile.directory / profile.chat_template if profile.chat_template else None
@@ -47,12 +55,30 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         context_source=source,
         slots=profile.slots,
         device=device,
-        mmproj_path=model_files.projector(profile.model, directory=profile.directory, environ=environ),
+        mmproj_path=mmproj,
         lora_paths=engine.find_adapters(profile, environ),
         chat_template_path=template if template and template.is_file() else None,
-        notes=device.notes,
+        notes=(*device.notes, *missing.notes),
+        downloads=tuple(missing.downloads),
     )
     return engine.settle(plan, machine)
+
+
+class _Missing:
+    """What a hub has and this machine has not: planned with, and got by who starts the plan."""
+
+    def __init__(self) -> None:
+        self.downloads: list[model_hub.Download] = []
+        self.notes: list[str] = []
+
+    def or_here(self, find: Callable[[], T], otherwise: Callable[[Path], T]) -> T:
+        """Return what is found, or what stands for it where it will be."""
+        try:
+            return find()
+        except NotFetched as fault:
+            self.downloads.append(fault.download)
+            self.notes.append(fault.message)
+            return otherwise(fault.path)
 
 
 def refuse_what_does_not_fit(plan: Plan) -> None:

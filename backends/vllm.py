@@ -19,7 +19,7 @@ from backends.failures import Failure
 from backends.failures_vllm import VLLM_FAILURES
 from backends.programs import Program, find
 from backends.vllm_options import DIALECT, KV_TYPES, REASONING, TOOLS, VllmOptions
-from orchestrator import hf_model, model_files
+from orchestrator import hf_model, model_files, model_hub
 from orchestrator.backend import Binary, Command, Dialect, Plan
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import BinaryMissing, UnsupportedModel
@@ -88,6 +88,9 @@ class Vllm(SubprocessBackend):
         if named is None:
             # what a package brings is put together in our cache, and so is its other form
             folder = self.converted(profile, environ, at_once=profile.model.package is not None)
+            return folder, hf_model.read(folder)
+        if model_hub.is_reference(named):
+            folder = model_hub.snapshot(named, environ)
             return folder, hf_model.read(folder)
         path = profile.directory / Path(named).expanduser()
         return (path, hf_model.read(path)) if path.is_dir() else (Path(named), None)

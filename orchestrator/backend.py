@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.hardware import DeviceChoice
     from orchestrator.hardware.fit_advice import Budget
     from orchestrator.hf_model import HfModel
+    from orchestrator.model_hub import Download
     from orchestrator.profile import Profile
 
 ENTRY_POINT_GROUP = "orchestrator.backends"
@@ -152,6 +153,7 @@ class Plan:
         memory: what it takes and whether that fits, None where the engine can't tell.
         chat_template_path: a template file, None when the profile names a built-in one or none.
         notes: what a careful reader should know (warnings, choices made).
+        downloads: what of the model has to be got before it can start; until then nothing of it is known.
 
     """
 
@@ -171,6 +173,7 @@ class Plan:
     gpu_layers: int | None = None
     memory: Budget | None = None
     notes: tuple[str, ...] = ()
+    downloads: tuple[Download, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
     |- ProfileError(problems)                                       exit 2
     |- ModelError(path, offset)                                     exit 2
     |  |- NotAModel            not a model file at all, or a broken one
-    |  '- UnsupportedModel     a model, but not one that can be served like this
+    |  |- UnsupportedModel     a model, but not one that can be served like this
+    |  '- NotFetched(download)  it is on a hub, and not on this machine yet
     |- BackendError(profile, log_tail, advice)                      exit 3
     |  |- UnknownBackend, BinaryMissing, DeviceMissing, DoesNotFit
     |  |- StartError
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class OrchestratorError(Exception):
@@ -110,6 +111,21 @@ class NotAModel(ModelError):
 
 class UnsupportedModel(ModelError):
     """A model, but not one that the chosen engine or option can serve."""
+
+
+class NotFetched(ModelError):
+    """The model is on a hub, and not on this machine yet.
+
+    Attributes:
+        path: where it will be.
+        download: the `model_hub.Download` that gets it.
+
+    """
+
+    def __init__(self, message: str, *, path: Path, download: Any, advice: str | None = None) -> None:
+        super().__init__(message, path=path, advice=advice)
+        self.path: Path = path
+        self.download = download
 
 
 # -- backends ---------------------------------------------------------------------------------------

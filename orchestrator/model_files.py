@@ -1,7 +1,8 @@
 """From what a profile says about its model to the GGUF file that an engine is given.
 
-A model is one file, the first of its shards, or what an installed package brings (`model_package`). What
-can't be served, because it is a folder, a projector or an adapter, is refused here by name.
+A model is one file, the first of its shards, what an installed package brings (`model_package`), or what the
+hub has (`model_hub`). What can't be served, because it is a folder, a projector or an adapter, is refused
+here by name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator import model_hub
 from orchestrator.errors import NotAModel, UnsupportedModel
 from orchestrator.gguf_header import read, shards
 from orchestrator.model_package import Progress, assembled
@@ -47,7 +49,7 @@ class Spec(Protocol):
 
     @property
     def hf(self) -> str | None:
-        """A folder with safetensors or a name on the hub; not read here."""
+        """A folder with safetensors, a name for the engine to fetch, or ``hf:OWNER/REPO[:QUANT]``."""
 
     @property
     def mmproj(self) -> str | None:
@@ -77,25 +79,32 @@ def resolve(
 
     Raises:
         NotAModel: there is no such file, it is broken, or a shard is missing.
+        NotFetched: it is on the hub and not here; tells what gets it.
         UnsupportedModel: it is something else than a model, or the model has no GGUF form.
-        ModelError: its package is not installed or damaged, or the cache can't hold it.
+        ModelError: its package is not installed or damaged, the cache can't hold it, or the hub refuses it.
 
     """
     if spec.package:
         return assembled(spec.package, cache_dir=cache_dir or default_cache(environ), progress=progress)
-    if not spec.gguf:
+    named = spec.gguf or (spec.hf if model_hub.is_reference(spec.hf) else None)
+    if not named:
         raise UnsupportedModel(
             f"model: {spec.hf} has no GGUF form",
-            advice="name a GGUF file under model.gguf, or take a backend that reads safetensors",
+            advice="name a GGUF file under model.gguf, write hf:OWNER/REPO for one on Hugging Face, "
+            "or take a backend that reads safetensors",
         )
-    return _of_kind("model", "model.gguf", _find(spec.gguf, directory, environ))
+    if model_hub.is_reference(named):
+        return _of_kind("model", "model.gguf", model_hub.gguf(named, environ))
+    return _of_kind("model", "model.gguf", _find(named, directory, environ))
 
 
 def projector(spec: Spec, *, directory: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file of the model's projector, None without one; raises as `resolve` does."""
     if not spec.mmproj:
         return None
-    return _of_kind("mmproj", "model.mmproj", _find(spec.mmproj, directory, environ))
+    on_hub = model_hub.is_reference(spec.mmproj)
+    found = model_hub.projector(spec.mmproj, environ) if on_hub else _find(spec.mmproj, directory, environ)
+    return _of_kind("mmproj", "model.mmproj", found)
 
 
 def adapters(spec: Spec, *, directory: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:

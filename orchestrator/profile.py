@@ -77,8 +77,6 @@ NOT_YET: Final = (
     _NotYet(
         ("idle_timeout",), lambda node: node.readings[-1:] not in [(0,), (0.0,)], "give 0, or leave it out"
     ),
-    _NotYet(("model",), lambda node: node.text.startswith("hf:"), "download it and give its path"),
-    _NotYet(("model", "hf"), lambda node: node.text.startswith("hf:"), "download it and give its path"),
 )
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.errors import Problem
+from orchestrator import model_hub
+from orchestrator.errors import ModelError, Problem
 from orchestrator.profile_layers import home_expanded
 from orchestrator.yaml_scalars import FREE_TEXT, shown
 from orchestrator.yaml_tree import Mark, Node
@@ -56,11 +57,10 @@ class Paths:
         if node.entries is None:
             return self.short_model(node)
         forms = dict(node.entries)
-        for key in ("gguf", "mmproj"):
+        for key, find in (("gguf", self.file), ("mmproj", self.file), ("hf", self.folder)):
             if _is_text(forms.get(key)):
-                forms[key] = self.file(forms[key], f"model.{key}")
-        if _is_text(forms.get("hf")):
-            forms["hf"] = self.folder(forms["hf"], "model.hf")
+                on_hub = model_hub.is_reference(forms[key].text)
+                forms[key] = (self.hub if on_hub else find)(forms[key], f"model.{key}")
         if _is_text(forms.get("package")):
             forms["package"] = self.package(forms["package"], "model.package", forms["package"].text)
         if "lora" in forms and forms["lora"].items is not None:
@@ -72,13 +72,15 @@ class Paths:
     def short_model(self, node: Node) -> Node:
         """Return the mapping for which ``model: TEXT`` is short."""
         if node.items is not None or not _is_text(node):
-            what = "must be a path, package:NAME, or a mapping of gguf, hf, mmproj, lora"
+            what = "must be a path, package:NAME, hf:OWNER/REPO, or a mapping of gguf, hf, mmproj, lora"
             self.report(node.mark.problem("model", what))
             return replace(node, faulty=True)
         prefix, colon, rest = node.text.partition(":")
         found = self.find(node.text, node.mark)
         if colon and prefix == "package":
             form, node = "package", self.package(node, "model", rest)
+        elif model_hub.is_reference(node.text):
+            form, node = "hf", self.hub(node, "model")
         elif node.text.lower().endswith(".gguf") or (found is not None and found.is_file()):
             form, node = "gguf", self.file(node, "model")
         else:
@@ -90,6 +92,14 @@ class Paths:
         if not _PACKAGE_NAME.fullmatch(name):
             return self.fault(node, key, f"{shown(name)!r} can't be a package's name")
         return replace(node, readings=(name,), text=name)
+
+    def hub(self, node: Node, key: str) -> Node:
+        """Check what names a model on the hub; whether it is there is known to who fetches it."""
+        try:
+            model_hub.Reference.parse(node.text)
+        except ModelError:
+            return self.fault(node, key, f"{shown(node.text, 200)} is not {model_hub.FORM}")
+        return node
 
     def template(self, node: Node) -> Node:
         """Find a chat template; what is no path and no file is the name of one."""

@@ -51,11 +51,17 @@ class _Keys(BaseModel):
 class ModelSpec(_Keys):
     """The model, in the form that each engine reads."""
 
-    gguf: Text | None = Field(default=None, description="A GGUF file; of several shards the first.")
-    hf: Text | None = Field(
-        default=None, description="A folder with safetensors, or OWNER/NAME on Hugging Face."
+    gguf: Text | None = Field(
+        default=None, description="A GGUF file, of several shards the first; or hf:OWNER/REPO[:QUANT]."
     )
-    mmproj: Text | None = Field(default=None, description="The projector file of a model that sees or hears.")
+    hf: Text | None = Field(
+        default=None,
+        description="A folder with safetensors, hf:OWNER/REPO, or OWNER/NAME for the engine to fetch.",
+    )
+    mmproj: Text | None = Field(
+        default=None,
+        description="The projector of a model that sees or hears: a file, or hf:OWNER/REPO[:QUANT].",
+    )
     lora: tuple[Text, ...] = Field(default=(), description="LoRA adapters, applied in this order.")
     package: Text | None = Field(
         default=None, description="An installed Python package that brings the model."
@@ -144,7 +150,8 @@ class Keys(_Keys):
         pattern=NAME_PATTERN, description="What it is called in commands and logs; default: the file's stem."
     )
     model: ModelSpec = Field(
-        description="package:NAME, a GGUF file, a safetensors folder, OWNER/NAME, or a mapping of forms."
+        description="package:NAME, hf:OWNER/REPO[:QUANT], a GGUF file, a safetensors folder, OWNER/NAME, "
+        "or a mapping of forms."
     )
     backend: Text = Field(description="The engine that serves it.")
     context: Annotated[int, Field(ge=1, le=2**31 - 1)] | Literal["auto"] = Field(

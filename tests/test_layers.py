@@ -25,11 +25,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "ground": (
         "backend", "engines", "gguf_*", "hf_*", "hardware", "home", "inventory", "inventory_*", "leftovers", "log",
-        "model_files", "model_package", "profile", "profile_*", "yaml_*",
+        "model_files", "model_hub", "model_hub_*", "model_package", "profile", "profile_*", "yaml_*",
     ),
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),
-    "model": ("model", "classify", "clients", "generation", "opening", "source", "transport"),
+    "model": ("model", "classify", "clients", "generation", "opening", "source", "switching", "switching_*", "transport"),
     "gateway": ("gateway",),
     "bench": ("bench", "bench_*"),
     "doctor": ("doctor",),
@@ -40,7 +40,7 @@ PEERS = {"gateway", "bench", "doctor"}  # side by side: none may import another
 FOR_BACKENDS = {"errors", "ground"}
 
 # Each takes 30 to 300 ms to import; `orchestrator --help` has 250 ms in all.
-HEAVY = ("pydantic", "aiohttp", "httpx", "numpy", "gguf", "yaml", "rich", "psutil")
+HEAVY = ("pydantic", "aiohttp", "httpx", "numpy", "gguf", "yaml", "rich", "psutil", "huggingface_hub")
 
 LONGEST = 400  # lines
 

@@ -128,7 +128,7 @@ def _text(found: documents.Plan) -> str:
         size(model.file_size) if model.file_size else None,
         f"{model.layers} layers" if model.layers else None,
         f"context {model.native_context}" if model.native_context else None,
-        None if model.chat_template else "no chat template",
+        "no chat template" if model.chat_template is False else None,
     ]
     rows = [
         ("profile", f"{found.profile['name']} ({found.profile.get('source', 'made in code')})"),
