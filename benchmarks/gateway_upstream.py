@@ -37,7 +37,7 @@ class Fixed:
     def endpoint(self, timeout: float | None = None) -> Endpoint:  # noqa: ARG002
         return self._endpoint
 
-    def request(self) -> AbstractContextManager[None]:
+    def request(self, endpoint: Endpoint) -> AbstractContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:  # noqa: ARG002

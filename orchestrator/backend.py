@@ -221,7 +221,11 @@ class Backend(Protocol):
     def start(self, *, timeout: float | None = None) -> Endpoint:
         """Start if need be, wait until ready, and return the endpoint.
 
+        Args:
+            timeout: seconds to wait for that, 0 to start it only.
+
         Raises:
+            StartTimeout: `timeout` has passed; it goes on loading.
             BackendError: it did not become ready; says why, with the log's last lines.
             ModelError: the model can't be read or served.
 
@@ -235,8 +239,13 @@ class Backend(Protocol):
 
         """
 
-    def request(self) -> AbstractContextManager[None]:
-        """Count a request as in flight while the context is open."""
+    def request(self, endpoint: Endpoint) -> AbstractContextManager[None]:
+        """Count a request to `endpoint` as in flight while the context is open.
+
+        Raises:
+            EngineReplaced: the engine there takes none any more; ask for the endpoint anew.
+
+        """
 
     def stop(self, grace: float | None = None) -> None:
         """Stop and verify that nothing is left; harmless when nothing runs.

@@ -12,7 +12,8 @@
     |  |  '- PortTaken, ExitedEarly(code, signal), StartTimeout, StartStalled, StartCancelled
     |  |- Crashed(code, signal, uptime)
     |  |- GaveUp(attempts)
-    |  '- StopFailed(survivors)
+    |  |- StopFailed(survivors)
+    |  '- SwitchRefused, SwitchFailed(back), EngineReplaced
     |- RequestError                                                 exit 4
     |  '- Unreachable, BadStatus(status), StreamInterrupted(partial), ProtocolError, Stalled
     '- Incomparable(reasons)                                        exit 5
@@ -294,6 +295,25 @@ class StopFailed(BackendError):
     ) -> None:
         super().__init__(message, profile=profile, log_tail=log_tail, advice=advice)
         self.survivors = tuple(survivors)
+
+
+class SwitchRefused(BackendError):
+    """A change of the engine can't begin now; nothing was touched."""
+
+
+class SwitchFailed(BackendError):
+    """The new engine did not come up.
+
+    Attributes:
+        back: whether the engine before it serves (on, or again).
+
+    """
+
+    back: bool = False
+
+
+class EngineReplaced(BackendError):
+    """The engine at an endpoint takes no more requests, since another one has taken its place; ask anew."""
 
 
 # -- requests ---------------------------------------------------------------------------------------

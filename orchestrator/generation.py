@@ -12,7 +12,7 @@ import tenacity
 
 from orchestrator import source as sources
 from orchestrator.clients import resend_policy, send
-from orchestrator.errors import BackendError, RequestError
+from orchestrator.errors import BackendError, EngineReplaced, RequestError
 from orchestrator.tokens import Metrics, Result, Token, ToolCall, Usage
 from orchestrator.transport import Call
 
@@ -128,11 +128,11 @@ def _stream(
         threading.Timer(call.settings.request, call.stop, ("request",)) if call.settings.request else None
     )
     try:
-        with source.request():
+        with contextlib.ExitStack() as counted:
             if deadline is not None:
                 deadline.daemon = True
                 deadline.start()
-            response = _open(source, call, client)
+            response = _open(source, call, client, counted)
             try:
                 if not call.accept(response):
                     raise call.refuse(response, response.read())
@@ -152,13 +152,26 @@ def _stream(
             deadline.cancel()
 
 
-def _open(source: Source, call: Call, client: Callable[[str], httpx.Client]) -> httpx.Response:
+def _open(
+    source: Source, call: Call, client: Callable[[str], httpx.Client], counted: contextlib.ExitStack
+) -> httpx.Response:
     for attempt in tenacity.Retrying(retry=tenacity.retry_if_exception(call.may_resend), **resend_policy()):
         with attempt:
-            endpoint = source.endpoint(call.patience)
+            counted.close()  # the attempt before
+            while not _admitted(source, endpoint := source.endpoint(call.patience), counted):
+                pass
             http = client(endpoint.url)
             return http.send(call.request(http, endpoint), stream=True)
     raise AssertionError("tenacity returns or raises")
+
+
+def _admitted(source: Source, endpoint: Endpoint, counted: contextlib.ExitStack) -> bool:
+    """Count the request at the engine that will get it; False when that one takes no more of them."""
+    try:
+        counted.enter_context(source.request(endpoint))
+    except EngineReplaced:
+        return False
+    return True
 
 
 # -- async ------------------------------------------------------------------------------------------
@@ -204,8 +217,8 @@ async def _astream(
 ) -> AsyncGenerator[Token, None]:
     watch = _Watch(call)
     try:
-        with source.request():
-            response = await _aopen(source, call, client, watch)
+        with contextlib.ExitStack() as counted:
+            response = await _aopen(source, call, client, watch, counted)
             try:
                 if not call.accept(response):
                     raise call.refuse(response, await response.aread())
@@ -232,12 +245,18 @@ async def _astream(
 
 
 async def _aopen(
-    source: Source, call: Call, client: Callable[[str], httpx.AsyncClient], watch: _Watch
+    source: Source,
+    call: Call,
+    client: Callable[[str], httpx.AsyncClient],
+    watch: _Watch,
+    counted: contextlib.ExitStack,
 ) -> httpx.Response:
     retrying = tenacity.AsyncRetrying(retry=tenacity.retry_if_exception(call.may_resend), **resend_policy())
     async for attempt in retrying:
         with attempt:
-            endpoint = await _endpoint(source, call)
+            counted.close()  # the attempt before
+            while not _admitted(source, endpoint := await _endpoint(source, call), counted):
+                pass
             http = client(endpoint.url)
             watch.enter()
             return await send(call, http, call.request(http, endpoint))

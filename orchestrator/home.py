@@ -4,6 +4,7 @@
       run/NAME/lock           locked by the process that owns the engine, for as long as it lives
       run/NAME/record.json    what was started, with start times: pids are reused, a pid with its start isn't
       run/NAME/engine.log     and .1, .2
+      run/NAME~2/             as run/NAME, of the engine that a switch has put beside or after the first one
       up/PID/                 one `orchestrator up`: lock and record.json as above, control.sock, service.log
 
 Whether an owner lives is never stored: the kernel drops its lock when it dies.
@@ -94,8 +95,8 @@ class RunFolder:
 
     @property
     def temporary(self) -> bool:
-        """Say whether it belongs to one run of one program rather than to a name."""
-        return "~" in self.name
+        """Say whether it belongs to one run of one program (NAME~PID-N) rather than to a name."""
+        return "-" in self.name.partition("~")[2]
 
     @property
     def owned(self) -> bool:

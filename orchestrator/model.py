@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from orchestrator import classify
 from orchestrator import source as sources
 from orchestrator.clients import async_client, reaching, sync_client, tokenise_request, tokenised
-from orchestrator.errors import BackendError, RequestError
+from orchestrator.errors import BackendError, RequestError, SwitchRefused
 from orchestrator.generation import AsyncGeneration, Generation
 from orchestrator.request import CHAT, COMPLETIONS, Options, Prompt, chat_body, check_names, completion_body
+from orchestrator.switching_parts import DRAIN_S, Switched
 from orchestrator.tokens import Classification, Message, Metrics, ModelInfo, Result
 from orchestrator.transport import Call
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from orchestrator.backend import Endpoint
+    from orchestrator.profile import Profile
     from orchestrator.source import Source
 
 Messages = Sequence[Message | Mapping[str, Any]]
@@ -95,6 +97,17 @@ class _Model:
         self._last = call
         if call.error is not None:
             self._last_error = call.error
+
+    def _switch(self, to: str | Profile, drain_s: float = DRAIN_S, beside: bool | None = None) -> Switched:
+        switch = getattr(self._source, "switch", None)
+        if switch is None:
+            raise SwitchRefused(
+                "switch: the server is not ours to change",
+                advice="ask the gateway in front of it: orchestrator switch, or POST /api/switch",
+            )
+        done: Switched = switch(to, drain_s=drain_s, beside=beside)
+        self._settings = sources.settings(self._source)
+        return done
 
     def _end_calls(self) -> None:
         with self._lock:
@@ -178,6 +191,21 @@ class TextModel(_Model):
                 return cast(Classification, done.value)
 
         return self._at_once(one, list(prompts), running)
+
+    def switch(self, to: str | Profile, *, drain_s: float = DRAIN_S, beside: bool | None = None) -> Switched:
+        """Put another engine behind this model; when it does not come up, the old one is back.
+
+        Args:
+            to: a backend for the same profile, or another profile.
+            drain_s: seconds for answers under way on the old engine; then they end with an error.
+            beside: whether both run for a while; default: when the new one fits beside the old one.
+
+        Raises:
+            SwitchRefused, SwitchFailed, StopFailed: see `orchestrator.switching.Switchable.switch`.
+            ProfileError, ModelError, BackendError: the new engine can't be planned; nothing was touched.
+
+        """
+        return self._switch(to, drain_s, beside)
 
     def close(self) -> None:
         """Cancel what runs and stop the engine, if it is ours."""
@@ -268,6 +296,12 @@ class AsyncTextModel(_Model):
                 return cast(Classification, done.value)
 
         return await self._at_once(one, list(prompts))
+
+    async def switch(
+        self, to: str | Profile, *, drain_s: float = DRAIN_S, beside: bool | None = None
+    ) -> Switched:
+        """Put another engine behind this model; see `TextModel.switch`. It goes on when called off."""
+        return await asyncio.to_thread(self._switch, to, drain_s, beside)
 
     async def close(self) -> None:
         """Cancel what runs and stop the engine, if it is ours."""

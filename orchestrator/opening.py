@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import backend as backends
 from orchestrator import source as sources
 from orchestrator.model import AsyncTextModel, TextModel
+from orchestrator.switching import Switchable
 
 if TYPE_CHECKING:
     from orchestrator.source import Source
@@ -43,7 +43,7 @@ def _start(path: str | Path, backend: str | None, overrides: Sequence[str]) -> S
     from orchestrator import profile as profiles
 
     profile = profiles.load(path, overrides=overrides, backend=backend)
-    engine = backends.find(profile.backend)(profile)  # type: ignore[call-arg] # the protocol's constructor
+    engine = Switchable(profile)
     try:
         engine.start()
     except BaseException:

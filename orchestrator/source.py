@@ -53,8 +53,13 @@ class Source(Protocol):
     def endpoint(self, timeout: float | None = None) -> Endpoint:
         """Wait until the server is ready and return where it is; asked before each request."""
 
-    def request(self) -> AbstractContextManager[None]:
-        """Count a request as in flight while the context is open."""
+    def request(self, endpoint: Endpoint) -> AbstractContextManager[None]:
+        """Count a request to `endpoint` as in flight while the context is open.
+
+        Raises:
+            EngineReplaced: the engine there takes none any more; ask for the endpoint anew.
+
+        """
 
     def stop(self) -> None:
         """End what the source started."""
@@ -141,7 +146,7 @@ class Server:
         """Return where the server is."""
         return self.at
 
-    def request(self) -> AbstractContextManager[None]:
+    def request(self, endpoint: Endpoint) -> AbstractContextManager[None]:  # noqa: ARG002
         """Count nothing: the server is not ours to supervise."""
         return contextlib.nullcontext()
 

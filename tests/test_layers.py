@@ -29,7 +29,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),
-    "model": ("model", "classify", "clients", "generation", "opening", "source", "switching", "switching_*", "transport"),
+    "model": (
+        "model", "classify", "clients", "generation", "opening", "source", "switching", "switching_*", "transport",
+    ),
     "gateway": ("gateway",),
     "bench": ("bench", "bench_*"),
     "doctor": ("doctor",),

@@ -46,7 +46,7 @@ class Source(Server):
     __slots__ = ("in_flight",)
 
     @contextlib.contextmanager
-    def request(self):
+    def request(self, endpoint):
         self.in_flight[0] += 1
         try:
             yield

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import orchestrator
-from orchestrator import opening
-from orchestrator.backend import Dialect, Endpoint
+from orchestrator import switching_served
+from orchestrator.backend import Dialect, Endpoint, State
 from orchestrator.errors import ExitedEarly, ProfileError
 from orchestrator.model import AsyncTextModel, TextModel
 from tests.fakes.scripted import END, HEAD, Scripted, chunked, text
@@ -22,12 +22,14 @@ class FakeBackend:
     url = ""
     fails = None
 
-    def __init__(self, profile):
+    def __init__(self, profile, instance=None):
         self.profile = profile
         self.done = []
         FakeBackend.last = self
 
-    def start(self):
+    state = State.READY
+
+    def start(self, timeout=None):
         self.done.append("start")
         if self.fails:
             raise self.fails
@@ -37,15 +39,18 @@ class FakeBackend:
         return Endpoint(self.url, None, "m", DIALECT)
 
     @contextlib.contextmanager
-    def request(self):
+    def request(self, endpoint):
         self.done.append("request")
         yield
 
-    def stop(self):
+    def subscribe(self, callback):
+        return lambda: None
+
+    def stop(self, grace=None):
         self.done.append("stop")
 
     def status(self):
-        return {"memory": {"rss": 123}}
+        return {"state": "ready", "memory": {"rss": 123}}
 
     def plan(self):
         header = SimpleNamespace(
@@ -69,7 +74,7 @@ def server():
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch, server):
-    monkeypatch.setattr(opening.backends, "find", lambda name: FakeBackend)
+    monkeypatch.setattr(switching_served.backends, "find", lambda name: FakeBackend)
     monkeypatch.setattr(FakeBackend, "url", server.url)
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")

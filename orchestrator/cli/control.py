@@ -4,6 +4,8 @@ One JSON object a line, one question a connection, mode 0600 in a folder of mode
 
     {"do": "status"}                                -> {"pid": .., "url": .., "backends": [status, ...]}
     {"do": "stop", "names": [..] or null, "grace": seconds or null}   -> {"stopped": [name, ...]}
+    {"do": "switch", "name": .., "backend": .. or null, "profile": absolute path or null,
+     "drain_s": .. or null, "beside": true, false or null}            -> a `Switched`
     anything else                                   -> {"error": described error}
 
 A socket's address holds 107 bytes, a path any number: both ends go by /proc/self/fd, which is short.

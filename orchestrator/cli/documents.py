@@ -69,6 +69,7 @@ class Running(Document, frozen=True):
     """One entry of the list that `ps --json` prints.
 
     `pid` is the owner's: `orchestrator up`, or a Python program. Of the latter only the record is known.
+    `switching_to` is the engine that is being put in the place of this one, or null.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Running(Document, frozen=True):
     uptime_s: float | None
     restarts: int | None
     memory: int | None
+    switching_to: str | None
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Running:

@@ -29,7 +29,7 @@ def ps(as_json: options.Json = False) -> None:
             [
                 [
                     row.name,
-                    row.backend or "-",
+                    f"{row.backend or '-'}{' > ' + row.switching_to if row.switching_to else ''}",
                     row.state or "-",
                     str(row.pid),
                     row.url or "-",

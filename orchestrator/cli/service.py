@@ -12,14 +12,18 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
-from orchestrator.backend import Backend, Event, State
+from orchestrator import profile as profiles
+from orchestrator.backend import Event, State
 from orchestrator.cli import control, faults
 from orchestrator.cli.progress import Progress, of_event
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, SwitchRefused
 from orchestrator.gateway import Gateway
 from orchestrator.home import RunFolder
+from orchestrator.switching import Switchable
+from orchestrator.switching_parts import DRAIN_S
 
 HURRY = 0.0  # seconds between TERM and KILL once somebody has asked twice
 OVER = (State.STOPPED, State.FAILED, State.STUCK)
@@ -30,7 +34,7 @@ class Service:
 
     def __init__(
         self,
-        backends: Sequence[Backend],
+        backends: Sequence[Switchable],
         gateway: Gateway,
         folder: RunFolder,
         progress: Progress,
@@ -59,11 +63,11 @@ class Service:
     async def run(self) -> int:
         """Serve until the end; returns the exit code."""
         self._loop = asyncio.get_running_loop()
-        # starts wait in threads of their own for minutes: there must be some left for the stops
-        self._loop.set_default_executor(ThreadPoolExecutor(3 * len(self._backends) + 4))
+        # starts and switches wait in threads for minutes: there must be some left for the stops
+        self._loop.set_default_executor(ThreadPoolExecutor(4 * len(self._backends) + 4))
         self._wish = asyncio.Event()  # somebody wants the end
         self._changed = asyncio.Event()
-        self._folder.write({"names": list(self._backends), "pid": os.getpid()})
+        self._claim()
         with self._signals(), contextlib.ExitStack() as followed:
             server = control.Server(self._folder.path, self._answer)
             await server.start()
@@ -78,6 +82,11 @@ class Service:
                 finally:
                     await self._gateway.stop(0)
                     await server.stop()
+
+    def _claim(self) -> None:
+        """Write down which names are ours: a switch may change the run folder, not the name."""
+        names = [name for name in self._backends if name not in self._downed]
+        self._folder.write({"names": names, "pid": os.getpid()})
 
     # -- life -------------------------------------------------------------------------------------------
     async def _serve(self) -> int:
@@ -166,6 +175,7 @@ class Service:
         answers: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
             "status": self._answer_status,
             "stop": self._answer_stop,
+            "switch": self._answer_switch,
         }
         answer = answers.get(question.get("do"))
         if answer is None:
@@ -192,5 +202,24 @@ class Service:
             self._wish.set()  # nothing is to be started any more, and the end is no failure
         self._downed.update(names)
         await self._stop(names, question.get("grace"))
+        self._claim()
         self._changed.set()
         return {"stopped": names}
+
+    async def _answer_switch(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        engine = self._backends.get(str(question.get("name")))
+        if engine is None:
+            raise SwitchRefused(f"switch: {question.get('name')} is not served here")
+        to = question.get("backend")
+        if question.get("profile") is not None:
+            to = await asyncio.to_thread(profiles.load, str(question["profile"]), backend=to)
+        if to is None:
+            raise SwitchRefused("switch: neither a backend nor a profile is named")
+        drain = question.get("drain_s")
+        done = await asyncio.to_thread(
+            engine.switch,
+            to,
+            drain_s=DRAIN_S if drain is None else float(drain),
+            beside=question.get("beside"),
+        )
+        return asdict(done)

@@ -54,6 +54,12 @@ def _service_folders(root: Path) -> Iterator[RunFolder]:
             yield RunFolder(path)
 
 
+def is_claimed(root: Path, name: str) -> bool:
+    """Say whether a living process has a name, in whichever run folder its engine is."""
+    records = [folder.read() or {} for folder in _service_folders(root) if folder.held]
+    return RunFolder(root / "run" / name).held or any(name in record.get("names", ()) for record in records)
+
+
 def running(root: Path | None = None) -> list[Service]:
     """Return every living `orchestrator up` that answers."""
     found = []

@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli import options
 
 if TYPE_CHECKING:
-    from orchestrator.backend import Backend
     from orchestrator.cli.progress import Progress
+    from orchestrator.switching import Switchable
 
 
 def up(
@@ -75,19 +75,20 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _prepare(wishes: list[Any], host: str, port: int, key: str | None) -> tuple[list[Backend], Any]:
+def _prepare(wishes: list[Any], host: str, port: int, key: str | None) -> tuple[list[Switchable], Any]:
     """Make everything and decide everything; start nothing."""
-    from orchestrator.cli import loading
+    from orchestrator.cli.services import is_claimed
     from orchestrator.gateway import Gateway
-    from orchestrator.home import RunFolder, home
+    from orchestrator.home import home
+    from orchestrator.switching import Switchable
 
-    backends = [loading.make_backend(wish, instance=wish.name) for wish in wishes]
+    backends = [Switchable(wish, instance=wish.name) for wish in wishes]
     gateway = Gateway(
         {backend.profile.name: backend for backend in backends}, host=host, port=port, api_key=key
     )
     root = home()
     for backend in backends:
-        if RunFolder(root / "run" / backend.profile.name).held:
+        if is_claimed(root, backend.profile.name):
             raise already_runs(backend.profile.name)
         backend.plan()
     return backends, gateway

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import msgspec
 
 from orchestrator.backend import Event
-from orchestrator.gateway import api
+from orchestrator.gateway import api, switch
 from orchestrator.gateway.client import Client, Handler
 from orchestrator.gateway.exchange import Exchange
 from orchestrator.gateway.route import Route
 from orchestrator.gateway.wire import Failure, RequestMessage
+from orchestrator.switching_parts import CanSwitch
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _MODELS = "/v1/models"
@@ -45,6 +46,8 @@ class Dispatcher:
     def handle(self, client: Client, message: RequestMessage, body: bytes) -> Handler | None:
         """Answer a request, now or through the handler that is returned."""
         path = message.path.partition("?")[0]
+        if path == "/api/switch":
+            return self._switch(client, message, body)
         own = path in {"/health", _MODELS, "/api/status", "/api/events"} or path.startswith(f"{_MODELS}/")
         if message.method == "OPTIONS":
             client.answer(204, [(b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")], b"")
@@ -53,7 +56,7 @@ class Dispatcher:
         elif own:
             return self._own(client, message, path)
         elif not path.startswith("/v1/"):
-            advice = "the API is below /v1; see also /health, /api/status and /api/events"
+            advice = "the API is below /v1; see also /health, /api/status, /api/events and /api/switch"
             client.fail(Failure(404, f"gateway: there is no {path}", code="not_found", advice=advice))
         elif message.method not in _METHODS:
             client.fail(_not_allowed(b"GET, POST, PUT, PATCH, DELETE, OPTIONS"))
@@ -83,6 +86,27 @@ class Dispatcher:
             else:
                 client.answer(200, api.JSON, api.encode(api.model_entry(found, self._created)))
         return None
+
+    def _switch(self, client: Client, message: RequestMessage, body: bytes) -> Handler | None:
+        if message.method == "OPTIONS":
+            client.answer(204, [(b"Allow", b"POST, OPTIONS")], b"")
+            return None
+        if message.method != "POST":
+            client.fail(_not_allowed(b"POST, OPTIONS"))
+            return None
+        ask = switch.read(message, body)
+        if isinstance(ask, Failure):
+            client.fail(ask)
+            return None
+        route = self._named(ask.model) if ask.model else self._only()
+        if isinstance(route, Failure):
+            client.fail(route)
+            return None
+        if not isinstance(route.upstream, CanSwitch):
+            what = f"gateway: {route.name} can't be switched"
+            client.fail(Failure(409, what, code="switch_refused"))
+            return None
+        return switch.Switch(client, route.upstream, ask)
 
     def _pass(self, client: Client, message: RequestMessage, body: bytes) -> Handler | None:
         asked: str | None = None  # the model id that the body holds; None when it holds no JSON

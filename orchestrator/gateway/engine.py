@@ -145,10 +145,16 @@ class Link(asyncio.Protocol):
 
 
 class Pool:
-    """The connections to one endpoint, the most recently used first."""
+    """The connections to one endpoint, the most recently used first.
+
+    Attributes:
+        cut: the engine was replaced, and is stopped although it still answers.
+
+    """
 
     def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
         self.endpoint = endpoint
+        self.cut = False
         self.loop = loop
         parts = urlsplit(endpoint.url)
         self._host, self._ssl = parts.hostname or "127.0.0.1", parts.scheme == "https"

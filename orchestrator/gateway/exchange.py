@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from orchestrator.errors import EngineReplaced
 from orchestrator.gateway.engine import Link, Pool
 from orchestrator.gateway.route import Route
 from orchestrator.gateway.wire import Failure, RequestMessage, ResponseMessage, request_head
@@ -121,9 +122,15 @@ class Exchange:
         message, endpoint, body = self._message, link.pool.endpoint, self._body
         if self._model is not None and self._model != endpoint.model:
             body = with_model(body, endpoint.model)
-        self._link = link
-        self._counted = self._route.upstream.request()
-        self._counted.__enter__()
+        counted = self._route.upstream.request(endpoint)
+        try:
+            counted.__enter__()
+        except EngineReplaced:
+            link.abort()
+            self._route.refresh()
+            self._acquire(fresh=False)
+            return
+        self._link, self._counted = link, counted
         head = request_head(
             message, link.pool.prefix + message.path, link.pool.authority, len(body), endpoint
         )
@@ -211,6 +218,14 @@ class Exchange:
             "engine_died",
             advice="ask again; the engine is restarted if its profile allows it",
         )
+        if link is not None and link.pool.cut:
+            failure = Failure(
+                502,
+                f"gateway: {name}: another engine has taken over, and this answer outlasted the drain time",
+                "server_error",
+                "engine_switched",
+                advice="ask again; a switch may be given more time for answers under way",
+            )
         if self._head is None or self._held is not None:
             self._refuse(failure)
         elif self._events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -42,8 +43,8 @@ class Upstream(Protocol):
     def endpoint(self, timeout: float | None = None) -> Endpoint:
         """Return the endpoint of a ready engine, or raise BackendError after `timeout` seconds."""
 
-    def request(self) -> AbstractContextManager[None]:
-        """Count a request as in flight while the context is open."""
+    def request(self, endpoint: Endpoint) -> AbstractContextManager[None]:
+        """Count a request to `endpoint` as in flight while the context is open; may raise EngineReplaced."""
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` with every event, from any thread; returns the unsubscriber."""
@@ -71,6 +72,7 @@ class Route:
         self.waiting = 0
         self.held = False
         self.removed = False
+        self._retired: weakref.WeakSet[Pool] = weakref.WeakSet()  # answers under way keep theirs alive
         self._told: State | None = None
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
@@ -92,6 +94,9 @@ class Route:
         if self.removed:
             return
         self.refresh()
+        if event.name == "cut":
+            for pool in self._retired:
+                pool.cut = pool.cut or pool.endpoint.url == event.fields["url"]
         self._on_event(event)
 
     def refresh(self) -> None:
@@ -107,6 +112,7 @@ class Route:
         self._told = self.state
         if self.pool is not None and self.pool.endpoint != endpoint:
             self.pool.close()
+            self._retired.add(self.pool)
             self.pool = None
         if endpoint is not None and self.pool is None:
             self.pool = Pool(endpoint, self._loop)

@@ -192,7 +192,7 @@ class FakeUpstream:
             raise BackendError("not ready")
         return self.current
 
-    def request(self) -> Counted:
+    def request(self, endpoint: Endpoint) -> Counted:
         return Counted(self)
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:

@@ -1,0 +1,94 @@
+"""What a switch is made of: an engine with its requests, the question whether two fit, and the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from orchestrator.backend import Backend, Endpoint, State
+from orchestrator.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from orchestrator.profile import Profile
+
+DRAIN_S = 30.0
+ALIVE = frozenset({State.STARTING, State.READY, State.RESTARTING})
+Make = Callable[["Profile", str | None], Backend]
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """A switch that has succeeded.
+
+    Attributes:
+        name: the profile's name.
+        before: the backend that was replaced.
+        backend: the backend that serves now.
+        beside: whether it was started while the old one went on serving.
+        ready_s: seconds from the beginning until the new engine got requests.
+        total_s: seconds until the old one was gone as well.
+        cut: answers that outlasted the drain time and were ended.
+
+    """
+
+    name: str
+    before: str
+    backend: str
+    beside: bool
+    ready_s: float
+    total_s: float
+    cut: int
+
+
+@runtime_checkable
+class CanSwitch(Protocol):
+    """Whatever can change the engine behind it."""
+
+    def switch(self, to: str | Profile, *, drain_s: float = DRAIN_S, beside: bool | None = None) -> Switched:
+        """See `Switchable.switch`."""
+
+
+class Engine:
+    """One engine of the name.
+
+    Attributes:
+        instance: its run folder's name, None for one that it chooses itself.
+        in_flight: requests sent to it and not yet over.
+        handed: the endpoint that was handed out last.
+        open: whether it takes requests.
+        heard: the state that it told last.
+        told: why it is in that state.
+
+    """
+
+    def __init__(self, profile: Profile, instance: str | None, make: Make) -> None:
+        self.backend = make(profile, instance)
+        self.instance = instance
+        self.in_flight = 0
+        self.handed: Endpoint | None = None
+        self.open = True
+        self.heard = State.STOPPED
+        self.told: dict[str, Any] = {}
+        self.unsubscribe: Callable[[], None] = lambda: None
+
+
+def fits_beside(engine: Backend) -> bool:
+    """Plan an engine, and say whether it fits into what is free now, while another one runs.
+
+    Unknown is a no on a GPU. On the processor what can't fit was refused by the plan itself. Values that the
+    profile leaves to be settled by the free memory are to be settled when the other one has gone.
+
+    Raises:
+        OrchestratorError: it can't be planned, for another reason than memory.
+
+    """
+    try:
+        plan = engine.plan()
+    except DoesNotFit:
+        return False  # it may, once the other one is gone
+    if plan.profile.context == "auto" or (plan.device.gpus and plan.profile.gpu_layers == "auto"):
+        return False
+    if plan.memory is None:
+        return not plan.device.gpus
+    return plan.memory.verdict.answer == "fits"
