@@ -15,6 +15,8 @@ from orchestrator import model_hub, model_hub_fetch
 from orchestrator import model_hub_choice as choice
 from orchestrator.errors import ModelError, NotAModel, NotFetched, UnsupportedModel
 from orchestrator.model_hub_choice import File, Listing
+from orchestrator.profile import ModelSpec, Profile
+from tests import hf_models
 from tests.fakes.hub import Hub, Repo, served
 from tests.gguf_files import gguf_bytes
 
@@ -291,6 +293,19 @@ def test_a_snapshot_is_a_folder_that_other_tools_find_good(hub: Hub, environ: di
     assert (folder.parent.parent / "refs" / "main").read_text() == "c" * 40
     with pytest.raises(UnsupportedModel, match="chooses among GGUF files"):
         model_hub.snapshot("hf:o/r:Q4_0", environ)
+
+
+def test_vllm_reads_the_snapshot_good(hub: Hub, environ: dict[str, str], tmp_path: Path) -> None:
+    from backends.vllm import VllmCpu
+
+    made = hf_models.tiny(tmp_path / "made")
+    hf_models.weights(made / "model.safetensors", {"a": ("BF16", [4], 8)})
+    hub.repos["o/r"] = Repo({path.name: path.read_bytes() for path in made.iterdir()})
+    profile = Profile(name="m", model=ModelSpec(hf="hf:o/r"), backend="vllm-cpu", directory=tmp_path)
+    engine = VllmCpu(profile, environ=environ)
+    missing("", environ, lambda _text, environ: engine.find_model(profile, environ)).download.fetch()
+    folder, model = engine.find_model(profile, environ)
+    assert (folder.name, model.layers, model.parameters) == ("c" * 40, 2, 4)
 
 
 def test_a_newer_model_is_fetched_when_asked_for_good(hub: Hub, environ: dict[str, str]) -> None:
