@@ -275,7 +275,7 @@ def _bar(report: Callable[[int], None]) -> type[Any]:
     """Return what the library takes for a progress bar: it draws nothing and tells what is done."""
     from huggingface_hub.utils import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc,type-arg]  # tqdm is untyped
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})
 
