@@ -36,6 +36,7 @@ from orchestrator.errors import (
     GaveUp,
     OrchestratorError,
     PortTaken,
+    StartCancelled,
     StartError,
     StopFailed,
     describe_exit,
@@ -97,6 +98,8 @@ class SubprocessBackend(Engine):
         percent = done * 100 // max(total, 1) // step * step
         stage = f"{doing}: {percent} % of {total >> 20} MiB"
         with self.life.changed:
+            if self._stopping:
+                raise StartCancelled(f"{self.life.title}: stopped", profile=self.profile.name)
             if stage != self.life.stage:
                 self.life.stage = stage
                 self.life.tell("stage", line=stage)
@@ -168,9 +171,7 @@ class SubprocessBackend(Engine):
 
     # -- wishes; the condition is held ------------------------------------------------------------------
     def _begin(self) -> None:
-        """Plan, take the run folder and start the supervisor."""
-        plan = self.plan()
-        planning.refuse_what_does_not_fit(plan)
+        """Take the run folder and start the supervisor."""
         root = home.home(self.environ)
         leftovers.sweep(root)
         folder = home.RunFolder(home.private(root / "run") / self.instance)
@@ -185,7 +186,7 @@ class SubprocessBackend(Engine):
         self._budget.reset()
         self.life.become(State.STARTING)
         self._thread = threading.Thread(
-            target=self._run_thread, args=(plan, folder), name=f"supervise-{self.profile.name}", daemon=True
+            target=self._run_thread, args=(folder,), name=f"supervise-{self.profile.name}", daemon=True
         )
         self._thread.start()
 
@@ -218,12 +219,12 @@ class SubprocessBackend(Engine):
             self._task.cancel()
 
     # -- the supervisor ---------------------------------------------------------------------------------
-    def _run_thread(self, plan: Plan, folder: home.RunFolder) -> None:
-        """Own the state from the first launch to the last pid."""
+    def _run_thread(self, folder: home.RunFolder) -> None:
+        """Own the state from the plan to the last pid."""
         final = State.STOPPED
         error: OrchestratorError | None = None
         try:
-            asyncio.run(self._own(plan))
+            asyncio.run(self._own())
         except asyncio.CancelledError:
             pass  # as asked
         except StopFailed as fault:
@@ -241,7 +242,7 @@ class SubprocessBackend(Engine):
             elif final is State.STUCK and self.state is not State.STOPPING:
                 self.life.become(State.STOPPING)
             self._loop = self._task = self._thread = self.life.ready_at = None
-            self.life.error, self.life.stage = error, ""
+            self.life.error, self.life.stage, self._stopping = error, "", False
             self._lease.drop()
             if final is not State.STUCK:
                 self.life.child = None
@@ -249,16 +250,21 @@ class SubprocessBackend(Engine):
             told = {} if final is State.STOPPED else {"error": str(error), "advice": error and error.advice}
             self.life.become(final, **told)
 
-    async def _own(self, plan: Plan) -> None:
-        """Run the *supervise* policy: restarts within the budget, with backoff."""
+    def _checked_plan(self) -> Plan:
+        plan = self.plan()
+        planning.refuse_what_does_not_fit(plan)
+        return plan
+
+    async def _own(self) -> None:
+        """Plan, then run the *supervise* policy: restarts within the budget, with backoff."""
         with self.life.changed:
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
             if self._stopping:
                 raise asyncio.CancelledError
+        plan = await asyncio.to_thread(self._checked_plan)
         while plan.downloads:
             await fetching.fetch(plan.downloads, self._downloading)
-            plan = await asyncio.to_thread(self.plan)
-            planning.refuse_what_does_not_fit(plan)
+            plan = await asyncio.to_thread(self._checked_plan)
         supervise = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(self._is_mendable),
             stop=self._is_budget_spent,
