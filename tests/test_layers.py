@@ -30,7 +30,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),
     "model": (
-        "model", "classify", "clients", "generation", "opening", "source", "switching", "switching_*", "transport",
+        "model", "classify", "clients", "generation", "opening", "source", "switching", "switching_*",
+        "transport",
     ),
     "gateway": ("gateway",),
     "bench": ("bench", "bench_*"),
