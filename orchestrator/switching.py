@@ -15,7 +15,9 @@ deadline. What requests meet meanwhile is in `switching_served`.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.backend import Endpoint, State
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from orchestrator.profile import Profile
 
 UNENDING = 24 * 3600.0  # seconds for a start whose profile sets no limit
+TAIL_LINES = 20
+TAIL_BYTES = 1 << 14
 MARGIN = 30.0  # seconds beyond an engine's own limits, which come first unless it hangs in them
 
 
@@ -179,6 +183,7 @@ class Switchable(Served):
             raise BackendError(
                 str(told.get("reason") or f"{title}: ended before it was ready"),
                 profile=self._name,
+                log_tail=_last_lines(engine.backend.status().get("log")),
                 advice=told.get("advice") or f"see orchestrator logs {self._name}",
             )
         engine.backend.endpoint(0)
@@ -218,3 +223,13 @@ class Switchable(Served):
         )
         fault.back = back
         return fault
+
+
+def _last_lines(log: str | None) -> list[str]:
+    """Return what an engine wrote last; it has just ended, so that is about its end."""
+    if log is None:
+        return []
+    with contextlib.suppress(OSError), Path(log).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
+    return []

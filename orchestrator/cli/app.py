@@ -23,6 +23,7 @@ from orchestrator.cli import (
     pull,
     run,
     schema,
+    switch,
     up,
 )
 
@@ -39,6 +40,7 @@ for command in (
     ps.ps,
     logs.logs,
     down.down,
+    switch.switch,
     run.run,
     chat.chat,
     plan.plan,

@@ -47,24 +47,44 @@ def logs(
             for lines in source.last(tail):
                 console.raw(lines)
         if follow:
-            _follow(sources)
+            _follow(sources, stack)
 
 
-def _follow(sources: list[Source]) -> None:
-    """Write what is added until the owners of all have ended."""
-    from orchestrator.cli import console
+def _follow(sources: list[Source], stack: contextlib.ExitStack) -> None:
+    """Write what is added until the owners of all have ended; a switch goes on in another folder."""
+    from orchestrator.cli import console, services
+    from orchestrator.home import home, run_folders
 
-    while sources:
+    names = {_title(source.folder) for source in sources}
+    known = {source.name for source in sources}
+    first = True
+    while True:
+        for folder in run_folders(home()):
+            if folder.name not in known and _title(folder) in names:
+                known.add(folder.name)
+                sources.append(stack.enter_context(contextlib.closing(Source(folder))))
+                if first and not folder.held:
+                    for _ in sources[-1].last(0):  # what it holds is of an earlier time
+                        pass
+        first = False
         # asked before the read: what was written before its owner ended is still read after
-        alive = [source for source in sources if source.folder.held]
+        alive = any(source.folder.held for source in sources) or any(
+            services.is_claimed(home(), name) for name in names
+        )
         grown = False
         for source in sources:
             for lines in itertools.islice(source.more(), TURN):
                 console.raw(lines)
                 grown = True
         if not grown:
-            sources = alive
-            time.sleep(LOOK if sources else 0)
+            if not alive:
+                return
+            time.sleep(LOOK)
+
+
+def _title(folder: RunFolder) -> str:
+    """Return the name under which a folder's engine is served."""
+    return folder.name.partition("~")[0]
 
 
 def _folders(names: list[str] | None) -> list[RunFolder]:
@@ -76,7 +96,7 @@ def _folders(names: list[str] | None) -> list[RunFolder]:
         return [folder for folder in folders if folder.held]
     found = []
     for name in dict.fromkeys(names):
-        matching = [folder for folder in folders if name in {folder.name, folder.name.partition("~")[0]}]
+        matching = [folder for folder in folders if name in {folder.name, _title(folder)}]
         if not matching:
             raise UsageError(f"logs: {name} has no log", advice="see `orchestrator ps`")
         found += matching
