@@ -72,10 +72,19 @@ def test_compare_refuses_with_5_and_says_why_bad(fake: Write) -> None:
     assert "came from a cache" in error["message"]
 
 
-def test_ctrl_c_keeps_what_was_measured_good(fake: Write) -> None:
+@pytest.mark.parametrize(
+    ("command", "moment", "said"),
+    [
+        (("compare", "--aa", "--pairs", "200"), "pair 3 of 200", "interrupted after 2 of 200 pairs"),
+        (("bench", "--rounds", "200", "--preset", "decode"), "round 3 of 200", "interrupted in decode"),
+    ],
+)
+def test_ctrl_c_keeps_what_was_measured_good(
+    fake: Write, command: tuple[str, ...], moment: str, said: str
+) -> None:
     profile = fake("slow", {"rate": 60})
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "compare", profile, "--aa", *SHORT, "--pairs", "200"],
+        [sys.executable, "-m", "orchestrator", command[0], profile, *command[1:], *SHORT],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -85,13 +94,13 @@ def test_ctrl_c_keeps_what_was_measured_good(fake: Write) -> None:
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if "pair 3 of 200" in line:
+        if moment in line:
             process.send_signal(signal.SIGINT)
             break
     out, rest = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, "".join(lines) + rest
-    assert "interrupted after 2 of 200 pairs" in out
-    assert "inconclusive" in out
+    assert said in out
+    assert "decode_tok_s" in out
 
 
 @pytest.mark.parametrize(
