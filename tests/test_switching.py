@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -401,3 +402,43 @@ def test_what_fits_only_alone_is_started_alone_good() -> None:
         raise DoesNotFit("no room")
 
     assert not fits_beside(SimpleNamespace(plan=plan))  # type: ignore[arg-type]
+
+
+# -- the real engine --------------------------------------------------------------------------------
+@pytest.mark.real
+def test_the_real_engine_is_switched_under_four_streams_good(
+    gemma_gguf: Path, llama_server_binary: Path
+) -> None:
+    def profile(**keys: Any) -> Profile:
+        model = ModelSpec(gguf=str(gemma_gguf))
+        command = (str(llama_server_binary),)
+        fixed = {"name": "gemma", "model": model, "backend": "llama-server", "device": "cpu"}
+        return Profile(**{**fixed, "command": command, "context": 512, "slots": 4, **keys})
+
+    engine = Switchable(profile(), instance="gemma")
+    model = TextModel(engine)
+    over = threading.Event()
+
+    def client(number: int) -> set[str]:
+        texts = set()
+        while not over.is_set():
+            with model.generate(f"The number {number} is", max_tokens=24, temperature=0) as answer:
+                texts.add(answer.text())
+                assert answer.usage is not None
+                assert answer.usage.completion_tokens <= 24
+        return texts
+
+    engine.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            clients = [pool.submit(client, number) for number in range(4)]
+            try:
+                for keys, beside in (({"context": 1024}, True), ({"slots": 5}, False), ({}, None)):
+                    done = model.switch(profile(**keys), beside=beside)
+                    assert done.cut == 0
+            finally:
+                over.set()
+            assert all(each.result(PATIENCE) for each in clients)
+        assert model.info.context == 512
+    finally:
+        engine.stop(0)
