@@ -25,6 +25,7 @@ from orchestrator.home import RunFolder
 from orchestrator.switching import Switchable
 from orchestrator.switching_parts import DRAIN_S
 
+DRAIN = 5.0  # seconds for answers under way to end by themselves before their engines are stopped
 HURRY = 0.0  # seconds between TERM and KILL once somebody has asked twice
 OVER = (State.STOPPED, State.FAILED, State.STUCK)
 
@@ -78,6 +79,7 @@ class Service:
                 return await self._serve()
             finally:
                 try:
+                    await self._drain()
                     await self._stop(list(self._backends), None)
                 finally:
                     await self._gateway.stop(0)
@@ -117,6 +119,11 @@ class Service:
             raise
         self._served.add(name)
         self._progress.hear({"say": "ready", "name": name, "url": self._gateway.url})
+
+    async def _drain(self) -> None:
+        """Accept nothing new and let answers under way end, where an engine is there to end them."""
+        if any(backend.state is State.READY for backend in self._backends.values()):
+            await self._gateway.stop(DRAIN)
 
     def _living(self) -> bool:
         return any(backend.state not in OVER for backend in self._backends.values())
@@ -200,6 +207,8 @@ class Service:
         names = [name for name in self._backends if wanted is None or name in wanted]
         if len(names) == len(self._backends):
             self._wish.set()  # nothing is to be started any more, and the end is no failure
+            if question.get("grace") is None:
+                await self._drain()
         self._downed.update(names)
         await self._stop(names, question.get("grace"))
         self._claim()

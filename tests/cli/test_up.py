@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -182,6 +183,41 @@ def test_up_ends_at_once_at_the_second_signal_ugly(cli: Cli, start: Start, fake:
     up.signal(signal.SIGINT)
     assert up.wait() == 0
     wait_for_end(pids)
+
+
+def stream(url: str, tokens: int) -> Iterator[str]:
+    """Ask for a stream; yields its lines."""
+    body = {"prompt": "Hi", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as response:
+        yield from response.iter_lines()
+
+
+@pytest.mark.parametrize("how", ["signal", "down"])
+def test_an_answer_under_way_ends_by_itself_before_its_engine_is_stopped_good(
+    cli: Cli, start: Start, fake: Write, how: str
+) -> None:
+    """prior failure 11: a stop aborts running requests."""
+    up = start("up", fake("one", {"rate": 20.0}), "--port", "0")
+    lines = stream(up.ready(), 30)
+    first = next(lines)
+    if how == "signal":
+        up.signal(signal.SIGINT)
+    else:
+        assert cli("down").returncode == 0
+    rest = list(lines)
+    assert first.startswith("data: ")
+    assert "data: [DONE]" in rest
+    assert up.wait() == 0
+
+
+def test_the_second_signal_cuts_answers_with_an_explicit_error_ugly(start: Start, fake: Write) -> None:
+    up = start("up", fake("one", {"rate": 5.0}), "--port", "0")
+    lines = stream(up.ready(), 5000)
+    next(lines)
+    up.signal(signal.SIGINT)
+    up.signal(signal.SIGTERM)
+    assert any('"error"' in line for line in lines)
+    assert up.wait() == 0
 
 
 def test_up_that_is_killed_leaves_no_engine_ugly(cli: Cli, start: Start, fake: Write) -> None:
