@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestrator.backend import Backend, Endpoint, State
-from orchestrator.errors import DoesNotFit
+from orchestrator.errors import DoesNotFit, SwitchRefused
 
 if TYPE_CHECKING:
     from orchestrator.profile import Profile
@@ -80,6 +80,7 @@ def fits_beside(engine: Backend) -> bool:
     profile leaves to be settled by the free memory are to be settled when the other one has gone.
 
     Raises:
+        SwitchRefused: its model has to be downloaded first.
         OrchestratorError: it can't be planned, for another reason than memory.
 
     """
@@ -87,6 +88,12 @@ def fits_beside(engine: Backend) -> bool:
         plan = engine.plan()
     except DoesNotFit:
         return False  # it may, once the other one is gone
+    if plan.downloads:
+        raise SwitchRefused(
+            f"switch: {plan.profile.name}: its model is not on this machine yet",
+            profile=plan.profile.name,
+            advice="get it first: orchestrator pull",
+        )
     if plan.profile.context == "auto" or (plan.device.gpus and plan.profile.gpu_layers == "auto"):
         return False
     if plan.memory is None:

@@ -372,7 +372,8 @@ def test_a_server_of_someone_else_is_not_ours_to_switch_bad() -> None:
 def planned(answer: str | None, gpus: int, **keys: Any) -> Any:
     memory = answer and SimpleNamespace(verdict=SimpleNamespace(answer=answer))
     profile = SimpleNamespace(**{"context": 4096, "gpu_layers": "all", **keys})
-    plan = SimpleNamespace(profile=profile, memory=memory, device=SimpleNamespace(gpus=("gpu",) * gpus))
+    device = SimpleNamespace(gpus=("gpu",) * gpus)
+    plan = SimpleNamespace(profile=profile, memory=memory, device=device, downloads=())
     return SimpleNamespace(plan=lambda: plan)
 
 
