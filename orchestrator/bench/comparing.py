@@ -228,7 +228,11 @@ class Comparing:
 
     def _decide(self) -> tuple[Decision, ...]:
         every = [pairs for metric in self._declared() for pairs in self._pairs_of(metric)]
-        return decide.decide(every, self.declared.margin, self.alpha)
+        return decide.decide(every, self.declared.margin, self.alpha, self._explainable())
+
+    def _explainable(self) -> float:
+        limits = self.declared.limits
+        return decide.explained_by(self.rounds) if limits is None or limits.heed_others else 0.0
 
     def _is_answered(self) -> bool:
         return all(each.answer != "inconclusive" for each in self._decide())
@@ -260,9 +264,12 @@ class Comparing:
             notes.append(
                 f"interrupted after {valid} of {self.declared.pairs} pairs; the answer is for these alone"
             )
-        if 0 < where.cores < where.load_average:
+        explainable = self._explainable()
+        if explainable > 0.02:
+            share = 1 - 1 / (1 + explainable)
             notes.append(
-                f"the machine was busy before: a load of {where.load_average:.1f} on {where.cores} cores"
+                f"other programs used {share:.0%} of the processors: a difference of up to {explainable:.0%} "
+                "may be their work and is not claimed"
             )
         verdict: Answer = decisions[0].answer
         return Comparison(

@@ -52,12 +52,16 @@ def pairs_of(rounds: Sequence[Round], a: str, b: str, metric: str) -> Pairs:
 
 
 def decide(
-    every: Sequence[Pairs], margin: float = MARGIN, alpha: float = 1 - CONFIDENCE
+    every: Sequence[Pairs],
+    margin: float = MARGIN,
+    alpha: float = 1 - CONFIDENCE,
+    explainable: float = 0.0,
 ) -> tuple[Decision, ...]:
     """Answer every declared metric at once; all claims together err with at most `alpha` (Holm, Shaffer).
 
     "Faster" needs an interval without 1; "equivalent" one that lies between 1 / (1 + margin) and 1 + margin,
-    and goes before: a difference that small was declared not to matter. With fewer than
+    and goes before: a difference that small was declared not to matter. A difference is claimed only if the
+    whole interval lies beyond 1 + `explainable`, see `explained_by`. With fewer than
     `statistics.FEWEST_PAIRS` pairs the answer is always "inconclusive".
     """
     limit = math.log1p(margin)
@@ -66,7 +70,7 @@ def decide(
     ]
     claims = statistics.holm(p_values, alpha)
     return tuple(
-        _decision(each, p, claim, limit, alpha, primary=True)
+        _decision(each, p, claim, limit, alpha, explainable, primary=True)
         for each, p, claim in zip(every, p_values, claims, strict=True)
     )
 
@@ -75,7 +79,21 @@ def describe(pairs: Pairs, margin: float = MARGIN, alpha: float = 1 - CONFIDENCE
     """Return the figures of a metric that was not declared: with an interval, without a claim."""
     limit = math.log1p(margin)
     p_values = (statistics.difference_p(pairs.logs), statistics.equivalence_p(pairs.logs, limit))
-    return _decision(pairs, p_values, (False, False), limit, alpha, primary=False)
+    return _decision(pairs, p_values, (False, False), limit, alpha, 0.0, primary=False)
+
+
+def explained_by(rounds: Sequence[Round]) -> float:
+    """Return up to which difference (0.1 is 10 %) other programs may be its cause.
+
+    An engine that has to share its processor with another program is slow for as long as the scheduler
+    leaves it there: for many rounds on end, while its rival is spared. The pairs are then not independent,
+    and no interval made of them holds. With a share u of the machine taken by others, an engine loses about
+    u of its speed if they all fall upon it in the average way: a factor of 1 / (1 - u).
+    """
+    shares = [(each.others, each.duration_s) for each in rounds if not each.void and each.others is not None]
+    time = sum(seconds for _, seconds in shares)
+    share = sum(share * seconds for share, seconds in shares) / time if time else 0.0
+    return 1 / (1 - min(0.95, max(0.0, share))) - 1
 
 
 def _decision(
@@ -84,6 +102,7 @@ def _decision(
     claims: tuple[bool, bool],
     limit: float,
     alpha: float,
+    explainable: float,
     *,
     primary: bool,
 ) -> Decision:
@@ -97,10 +116,12 @@ def _decision(
     answer: Answer = "inconclusive"
     if alike:
         answer = "equivalent"
-    elif differs:
+    elif differs and max(interval.low, -interval.high) > math.log1p(explainable):
         answer = "a_faster" if interval.estimate > 0 else "b_faster"
     smallest = statistics.smallest_detectable(logs, alpha)
-    needed = statistics.still_needed(logs, limit, alpha) if answer == "inconclusive" and primary else None
+    # more pairs do not make a busy machine quiet
+    open_ = answer == "inconclusive" and primary and not (differs and n)
+    needed = statistics.still_needed(logs, limit, alpha) if open_ else None
     return Decision(
         arm_a=pairs.a,
         arm_b=pairs.b,
@@ -119,6 +140,7 @@ def _decision(
         p_difference=p_values[0],
         p_equivalence=p_values[1],
         smallest_detectable=math.expm1(smallest) if smallest is not None else None,
+        explainable=explainable,
         pairs_needed=needed,
     )
 

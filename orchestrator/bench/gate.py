@@ -31,11 +31,13 @@ class Limits:
     Attributes:
         cpu: share of one core; above it the client measures itself.
         lag_s: the 99th percentile of how late its loop woke up, in seconds.
+        heed_others: withhold a difference that other programs' use of the processors could explain.
 
     """
 
     cpu: float = 0.8
     lag_s: float = 0.05
+    heed_others: bool = True
 
 
 def allowance(prompt_tokens: int) -> int:

@@ -10,6 +10,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+
 from orchestrator import hardware
 from orchestrator.bench.values import Machine
 
@@ -51,6 +53,29 @@ def throttled() -> int:
     """Return how often the processor's cores have been throttled so far; 0 where nobody counts."""
     counts = (_read(path) for path in _CPU.glob("cpu*/thermal_throttle/core_throttle_count"))
     return sum(int(count) for count in counts if count and count.isdigit())
+
+
+def busy_s() -> float:
+    """Return the seconds of CPU that all programs have used on all processors since the machine started."""
+    found = psutil.cpu_times()
+    idle = found.idle + getattr(found, "iowait", 0.0)
+    guests = getattr(found, "guest", 0.0) + getattr(found, "guest_nice", 0.0)  # counted in user and nice too
+    return float(sum(found) - idle - guests)
+
+
+def processors() -> int:
+    """Return how many processors `busy_s` is about."""
+    return psutil.cpu_count() or 1
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Return the seconds of CPU that these processes have used."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0
+    for pid in pids:
+        words = (_read(Path(f"/proc/{pid}/stat")) or "").rpartition(")")[2].split()
+        total += sum(map(int, words[11:13]))  # utime and stime, counted from behind the name
+    return total / ticks
 
 
 def model_hash(path: Path) -> str | None:

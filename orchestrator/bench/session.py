@@ -103,7 +103,9 @@ class Session:
         before = await asyncio.to_thread(server_view.read_counters, endpoint)
         alive, mark, heat = target.restarts(), target.log_mark(), machine.throttled()
         started_at = time.time()
+        idle = _Others(target)
         done = await rounds.run(endpoint, workload, wanted, hash((self.seed, pair)) & 0xFFFF)
+        others = idle.share()
         found = tuple(samples.sample(each, done.began_ns) for each in done.exchanges)
         client = samples.client(done, found)
         reasons = gate.sample_faults(found, wanted, workload)
@@ -128,6 +130,7 @@ class Session:
             client=client,
             server=server_view.views(found, before, after),
             memory=target.memory(),
+            others=others,
             void=tuple(reasons),
         )
 
@@ -167,8 +170,28 @@ class Session:
             client=Client(cpu=0, lag_p50_s=0, lag_p99_s=0, lag_max_s=0, events_s=0),
             server=(),
             memory=None,
+            others=None,
             void=(why,),
         )
+
+
+class _Others:
+    """What programs other than the engine and ourselves use of the processors from now on."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._began = time.perf_counter()
+        self._before = self._look()
+
+    def _look(self) -> float | None:
+        engine = self._target.cpu_s()
+        return None if engine is None else machine.busy_s() - engine - time.process_time()
+
+    def share(self) -> float | None:
+        """Return it as a share of all processors."""
+        after = self._look()
+        wall = (time.perf_counter() - self._began) * machine.processors()
+        return None if after is None or self._before is None else (after - self._before) / wall
 
 
 def _check_context(target: Target, workload: Workload, wanted: Sequence[Ask]) -> None:

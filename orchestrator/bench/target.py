@@ -120,6 +120,10 @@ class Target:
             self.endpoint = self._engine.endpoint(1)
         return True
 
+    def cpu_s(self) -> float | None:
+        """Return the seconds of CPU that its processes have used; None when they are not ours to see."""
+        return machine.cpu_s(self._engine.status()["engine_pids"]) if self._engine is not None else None
+
     def log_mark(self) -> int:
         """Return the log's present size, to be given to `log_since`."""
         path = self._log()

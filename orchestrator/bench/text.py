@@ -135,6 +135,8 @@ def sentence(each: Decision, result: Comparison) -> str:
         return f"{each.metric}: {a} and {b} are equivalent within {margin:.0%} ({each.ratio:.3f}, {interval})"
     if each.answer == "inconclusive":
         more = f"about {each.pairs_needed} more pairs needed" if each.pairs_needed else "no forecast"
+        if each.p_difference <= 1 - each.confidence and each.explainable > 0.02:
+            more = f"other programs may explain up to {1 + each.explainable:.2f}"
         return f"{each.metric}: inconclusive: {a} / {b} is {each.ratio:.3f} ({interval}); {more}"
     fast, slow, ratio = (a, b, each.ratio) if each.answer == "a_faster" else (b, a, 1 / each.ratio)
     return f"{each.metric}: {fast} is faster than {slow}, {ratio:.3f} times ({a} / {b}: {interval})"

@@ -118,7 +118,11 @@ class Memory(Value, frozen=True, kw_only=True):
 
 
 class Round(Value, frozen=True, kw_only=True):
-    """One round of one arm. With `void` reasons it does not count; `metrics` are the round's statistics."""
+    """One round of one arm. With `void` reasons it does not count; `metrics` are the round's statistics.
+
+    `others` is the share of the machine's processors that other programs used meanwhile, null for an engine
+    that is not ours. The kernel counts in 10 ms, so a short round's may be a little wrong, or below 0.
+    """
 
     number: int
     arm: str
@@ -132,6 +136,7 @@ class Round(Value, frozen=True, kw_only=True):
     client: Client
     server: tuple[ServerView, ...]
     memory: Memory | None
+    others: float | None
     void: tuple[str, ...]
 
 
@@ -257,7 +262,8 @@ class Decision(Value, frozen=True, kw_only=True):
     are its interval (null: unbounded, too few pairs) with the coverage `confidence`. `a` and `b` are medians
     of the rounds in the metric's own unit. `smallest_detectable` is the smallest advantage that would have
     been seen in 4 of 5 such comparisons: 0.02 is 2 %. `pairs_needed` is how many more would probably do,
-    null when nobody can tell or none are.
+    null when nobody can tell or none are. `explainable`: differences up to this (0.1 is 10 %) may be the work
+    of other programs and are not claimed.
     """
 
     arm_a: str
@@ -277,6 +283,7 @@ class Decision(Value, frozen=True, kw_only=True):
     p_difference: float
     p_equivalence: float
     smallest_detectable: float | None
+    explainable: float
     pairs_needed: int | None
 
 

@@ -29,7 +29,9 @@ HEALTHY = SelfTest(
 )
 
 
-def made_round(arm: str, pair: int, void: tuple[str, ...] = (), **metrics: float) -> Round:
+def made_round(
+    arm: str, pair: int, void: tuple[str, ...] = (), others: float | None = None, **metrics: float
+) -> Round:
     """Return a round of which only the statistics matter."""
     return Round(
         number=0,
@@ -44,6 +46,7 @@ def made_round(arm: str, pair: int, void: tuple[str, ...] = (), **metrics: float
         client=Client(cpu=0.1, lag_p50_s=0, lag_p99_s=0, lag_max_s=0, events_s=100),
         server=(),
         memory=None,
+        others=others,
         void=void,
     )
 

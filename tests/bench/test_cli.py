@@ -56,7 +56,10 @@ def test_compare_answers_good(fake: Write) -> None:
     done = orchestrator("compare", fast, slow, *SHORT, "--pairs", "6", "--void-budget", "60", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["verdict"] == "a_faster"
+    first = found["decisions"][0]
+    quiet = first["low"] > 1 + first["explainable"]  # whether other programs left the machine to us
+    assert found["verdict"] == ("a_faster" if quiet else "inconclusive")
+    assert first["ratio"] > 2
     assert found["format"] == "orchestrator-bench/1"
     assert len(found["decisions"][0]["ratios"]) == 6
     again = msgspec.convert(found, Comparison)

@@ -129,6 +129,33 @@ def test_a_difference_declared_not_to_matter_is_equivalence_good() -> None:
     assert narrow.answer == "a_faster"
 
 
+@pytest.mark.parametrize(
+    ("ratio", "others", "answer"),
+    [
+        (1.5, 0.0, "a_faster"),
+        (1.5, 0.2, "a_faster"),
+        (1.5, 0.5, "inconclusive"),
+        (4.0, 0.5, "a_faster"),
+        (0.5, 0.6, "inconclusive"),
+        (0.25, 0.6, "b_faster"),
+        (1.01, 0.9, "equivalent"),
+    ],
+)
+def test_what_other_programs_can_explain_is_not_claimed_bad(ratio: float, others: float, answer: str) -> None:
+    rounds = [made_round(each.arm, each.pair, others=others, **each.metrics) for each in quiet(ratio)]
+    explainable = decide.explained_by(rounds)
+    assert explainable == pytest.approx(1 / (1 - others) - 1)
+    found = decide.decide([decide.pairs_of(rounds, "a", "b", "decode_tok_s")], explainable=explainable)[0]
+    assert found.answer == answer
+    assert found.pairs_needed is None
+
+
+def test_nobody_knows_of_others_where_the_engine_is_not_ours_ugly() -> None:
+    assert decide.explained_by(quiet(2.0)) == 0
+    assert decide.explained_by([]) == 0
+    assert decide.explained_by([made_round("a", 0, others=-0.01)]) == 0
+
+
 def test_five_pairs_never_claim_bad() -> None:
     found = answered(quiet(4.0, n=5))
     assert (found.answer, found.low, found.high, found.pairs) == ("inconclusive", None, None, 5)
