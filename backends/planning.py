@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator import gguf_header, hardware, model_files, model_hub
+from orchestrator import gguf_header, hardware, model_files, model_hub, templates
 from orchestrator.backend import Plan
 from orchestrator.errors import DoesNotFit, NotFetched, Problem, ProfileError
 from orchestrator.profile import Profile
@@ -43,7 +43,6 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         header = None  # of a part alone nothing follows
     cap = None if profile.context == "auto" else profile.context
     context, source = gguf_header.effective_context(header.context if header else None, cap)
-    template = profile.directory / profile.chat_template if profile.chat_template else None
     plan = Plan(
         profile=profile,
         backend=engine.name,
@@ -57,11 +56,19 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         device=device,
         mmproj_path=mmproj,
         lora_paths=engine.find_adapters(profile, environ),
-        chat_template_path=template if template and template.is_file() else None,
+        chat_template_path=_template(profile),
         notes=(*device.notes, *missing.notes),
         downloads=tuple(missing.downloads),
     )
     return engine.settle(plan, machine)
+
+
+def _template(profile: Profile) -> Path | None:
+    """Return the file of a chat template, None where the engine has to know its name."""
+    if not profile.chat_template:
+        return None
+    path = templates.shipped(profile.chat_template) or profile.directory / profile.chat_template
+    return path if path.is_file() else None
 
 
 class _Missing:

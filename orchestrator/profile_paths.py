@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator import model_hub
+from orchestrator import model_hub, templates
 from orchestrator.errors import ModelError, Problem
 from orchestrator.profile_layers import home_expanded
 from orchestrator.yaml_scalars import FREE_TEXT, shown
@@ -102,7 +102,9 @@ class Paths:
         return node
 
     def template(self, node: Node) -> Node:
-        """Find a chat template; what is no path and no file is the name of one."""
+        """Find a chat template; one of ours, or what is no path and no file, is the name of one."""
+        if templates.shipped(node.text):
+            return node
         if "/" in node.text or node.text.endswith(TEMPLATE_SUFFIXES) or self.find(node.text, node.mark):
             return self.file(node, "chat_template")
         return node

@@ -232,6 +232,8 @@ def test_a_chat_template_is_a_file_or_a_name_good(profile: Any, tmp_path: Path) 
     (tmp_path / "chat.jinja").touch()
     assert profile(MINIMAL + "chat_template: chatml\n").chat_template == "chatml"
     assert profile(MINIMAL + "chat_template: chat.jinja\n").chat_template == str(tmp_path / "chat.jinja")
+    (tmp_path / "gemma").mkdir()  # a template of ours is meant wherever the profile lies
+    assert profile(MINIMAL + "chat_template: gemma\n").chat_template == "gemma"
 
 
 def test_a_profile_in_the_current_folder_is_found_by_its_name_good(

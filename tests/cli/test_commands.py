@@ -185,3 +185,15 @@ def test_the_first_profile_is_right_good(cli: Cli) -> None:
     path = str(ROOT / "profiles" / "gemma.yaml")
     done = cli("check", path)
     assert (done.returncode, done.stdout) == (0, f"ok {path}\n")
+
+
+def test_a_copy_of_the_first_profile_is_right_wherever_it_lies_good(cli: Cli, tmp_path: Path) -> None:
+    copy = tmp_path / "mine.yaml"
+    copy.write_text((ROOT / "profiles" / "gemma.yaml").read_text())
+    assert cli("check", str(copy)).returncode == 0
+    (tmp_path / "same.yaml").write_text("extends: mine.yaml\nbackend: llama-server\n")
+    for name in ("mine.yaml", "same.yaml"):
+        done = cli("plan", str(tmp_path / name), "--json")
+        argv = msgspec.json.decode(done.stdout, type=documents.Plan).argv
+        template = Path(argv[argv.index("--chat-template-file") + 1])
+        assert "<start_of_turn>" in template.read_text()
