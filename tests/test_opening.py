@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 import orchestrator
-from orchestrator import switching_served
+from orchestrator import errors, switching_served
 from orchestrator.backend import Dialect, Endpoint, State
 from orchestrator.errors import ExitedEarly, ProfileError
 from orchestrator.model import AsyncTextModel, TextModel
@@ -125,3 +127,19 @@ def test_engine_that_does_not_start_is_stopped_again_bad(profile, monkeypatch):
 def test_faulty_profile_bad(profile):
     with pytest.raises(ProfileError, match="slots"):
         orchestrator.load(profile, overrides=["slots=0"])
+
+
+def test_every_error_can_be_named_after_a_plain_import_good():
+    code = (
+        "import orchestrator as orc, sys; assert 'orchestrator.errors' not in sys.modules\n"
+        "assert issubclass(orc.BackendError, orc.OrchestratorError)\n"
+        "print(all(getattr(orc, n) is getattr(orc.errors, n) for n in sys.argv[1:]))"
+    )
+    names = [
+        name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__
+    ]
+    public = [name for name in names if isinstance(getattr(errors, name), type)]
+    assert set(public) <= {*orchestrator.__all__}
+    assert len(public) > 20
+    done = subprocess.run([sys.executable, "-c", code, *public], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
