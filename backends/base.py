@@ -265,6 +265,7 @@ class SubprocessBackend(Engine):
         while plan.downloads:
             await fetching.fetch(plan.downloads, self._downloading)
             plan = await asyncio.to_thread(self._checked_plan)
+        planning.tell_reduced(self.life, plan)
         supervise = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(self._is_mendable),
             stop=self._is_budget_spent,

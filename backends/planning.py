@@ -13,6 +13,7 @@ from orchestrator.profile import Profile
 
 if TYPE_CHECKING:
     from backends.base import SubprocessBackend
+    from backends.lifecycle import Lifecycle
 
 T = TypeVar("T")
 MACHINE = "ORCHESTRATOR_MACHINE"  # the root of a captured machine, to plan for one that is elsewhere
@@ -43,6 +44,9 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         header = None  # of a part alone nothing follows
     cap = None if profile.context == "auto" else profile.context
     context, source = gguf_header.effective_context(header.context if header else None, cap)
+    shortened = (
+        (f"context: {cap} asked for, {context} given: {source}",) if _is_reduced(profile, context) else ()
+    )
     plan = Plan(
         profile=profile,
         backend=engine.name,
@@ -57,7 +61,7 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         mmproj_path=mmproj,
         lora_paths=engine.find_adapters(profile, environ),
         chat_template_path=_template(profile),
-        notes=(*device.notes, *missing.notes),
+        notes=(*device.notes, *missing.notes, *shortened),
         downloads=tuple(missing.downloads),
     )
     return engine.settle(plan, machine)
@@ -69,6 +73,21 @@ def _template(profile: Profile) -> Path | None:
         return None
     path = templates.shipped(profile.chat_template) or profile.directory / profile.chat_template
     return path if path.is_file() else None
+
+
+def tell_reduced(life: Lifecycle, plan: Plan) -> None:
+    """Tell that requests get less context than the profile asks for."""
+    if _is_reduced(plan.profile, plan.context):
+        with life.changed:
+            life.tell(
+                "context_reduced", asked=plan.profile.context, given=plan.context, why=plan.context_source
+            )
+
+
+def _is_reduced(profile: Profile, context: int) -> bool:
+    """Say whether a context is less than what the profile asks for; its default asks for nothing."""
+    asked = profile.context if "context" in profile.model_fields_set else "auto"
+    return asked != "auto" and context < asked
 
 
 class _Missing:

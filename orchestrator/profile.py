@@ -154,7 +154,7 @@ class _Check:
         keys = validate(Keys, self.root, self.report, also_known=("extends", *self.section_names()))
         if keys is None or sampling is None or not all(sections):
             return None
-        fields = {name: getattr(keys, name) for name in Keys.model_fields}
+        fields = {name: getattr(keys, name) for name in keys.model_fields_set}  # to know what was asked for
         return Profile.model_validate(
             {
                 **fields,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import loading, logs_setup, services
 
 if TYPE_CHECKING:
+    from orchestrator.backend import Event
     from orchestrator.model import TextModel
     from orchestrator.profile import Profile
 
@@ -64,14 +65,18 @@ def model(path: str, sets: list[str] | None, backend: str | None) -> Iterator[Mo
 
 def _start(engine: Any) -> float:
     """Start an engine and show how it loads on a terminal; returns the seconds."""
-    from orchestrator.cli import progress
+    from orchestrator.cli import console, progress
 
     shown = progress.choose()
     began = time.monotonic()
-    if isinstance(shown, progress.Live):
-        unsubscribe = engine.subscribe(lambda event: shown.hear(progress.of_event(event)))
-    else:
-        unsubscribe = lambda: None  # noqa: E731 - nobody watches
+
+    def hear(event: Event) -> None:
+        if isinstance(shown, progress.Live):
+            shown.hear(progress.of_event(event))
+        elif said := progress.remark(event.profile, event.name, event.fields):
+            console.err(said)
+
+    unsubscribe = engine.subscribe(hear)
     try:
         engine.start()
     finally:

@@ -50,6 +50,13 @@ def of_event(event: Event) -> dict[str, Any]:
     }
 
 
+def remark(name: str, event: str, fields: Mapping[str, Any]) -> str | None:
+    """Return what people have to be told of an event, in words."""
+    if event != "context_reduced":
+        return None
+    return f"{name}: context: {fields['asked']} asked for, {fields['given']} given: {fields['why']}"
+
+
 def choose() -> Progress:
     """Return the form that fits this process's stderr."""
     return Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()
@@ -130,6 +137,8 @@ class Live:
     def _event(self, name: str, event: str, state: str, fields: Mapping[str, Any]) -> None:
         if event == "state" and state in {"stopped", "failed", "stuck", "ready"}:
             self._without_rows(name, lambda: None)
+        elif said := remark(name, event, fields):
+            self._without_rows(None, lambda: err(said))
         elif event == "stage":
             self._show(name, printable(str(fields.get("line", ""))))
         elif event == "state":

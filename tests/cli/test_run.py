@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -132,3 +133,23 @@ def test_run_with_the_real_model_good(cli: Cli, real: str) -> None:
     assert done.stdout.rstrip("\n") == answer["text"].rstrip("\n")
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["decode_tok_s"] > 0
+
+
+def test_a_context_that_the_model_has_not_is_told_once_good(cli: Cli, start: Start, fake: Write) -> None:
+    profile = fake("big", context=100_000)
+    done = cli("run", profile, "Hi")
+    assert done.returncode == 0
+    assert done.stderr.count("big: context: 100000 asked for, 1024 given: the model's own limit") == 1
+    assert "100000 asked for, 1024 given" in cli("plan", profile).stdout
+    up = start("up", profile, "--port", "0")
+    up.ready()
+    assert [line.split("event=")[1] for line in up.err if "asked" in line] == [
+        'context_reduced profile=big state=starting asked=100000 given=1024 why="the model\'s own limit"'
+    ]
+
+
+def test_a_context_that_nobody_asked_for_is_not_missed_good(cli: Cli, fake: Write, tmp_path: Path) -> None:
+    path = Path(fake("small"))
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if "context" not in line))
+    done = cli("run", str(path), "Hi")
+    assert (done.returncode, "asked for" in done.stderr) == (0, False)

@@ -123,3 +123,11 @@ def test_run_on_a_terminal_wants_a_prompt_bad(terminal: Callable[..., Terminal],
     run = terminal("run", fake())
     assert run.wait() == 2
     assert "PROMPT is missing" in run.seen
+
+
+def test_up_says_on_a_terminal_that_the_context_is_less_good(
+    terminal: Callable[..., Terminal], fake: Write
+) -> None:
+    up = terminal("up", fake("big", context=100_000), "--port", "0")
+    up.until("big: context: 100000 asked for, 1024 given")
+    up.until("ready big ")
