@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from backends import failures, fetching, planning, process, readiness
+from backends import containers, failures, fetching, planning, process, readiness
 from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     from orchestrator.profile import Profile
 
 PORT_ATTEMPTS = 6
-STOP_PATIENCE = END_PATIENCE + GPU_PATIENCE + 5.0  # seconds beyond the grace: more than any stop takes
+# seconds beyond the grace: more than any stop takes
+STOP_PATIENCE = END_PATIENCE + GPU_PATIENCE + 2 * containers.PATIENCE + 5.0
 _serial = itertools.count(1)
 
 
@@ -104,18 +104,14 @@ class SubprocessBackend(Engine):
                 self.life.stage = stage
                 self.life.tell("stage", line=stage)
 
-    def prepared(self, plan: Plan, port: int) -> Command:
-        """Return the command with the placeholders of the profile's own ``command`` filled in."""
-        command = self.command(plan, port)
-        own = len(plan.profile.command or ())
-        filled = {"{port}": str(port), "{host}": "127.0.0.1", "{model}": str(plan.model_path)}
+    def prepared(self, plan: Plan, port: int, launch: str = "LAUNCH") -> Command:
+        """Return the command with all that the profile's own words ask for.
 
-        def fill(word: str) -> str:
-            for name, value in filled.items():
-                word = word.replace(name, value)
-            return word
-
-        return replace(command, argv=(*map(fill, command.argv[:own]), *command.argv[own:]))
+        Placeholders are filled in, and what a container needs is put in. `launch` names this launch; the
+        default is for looking at the command only.
+        """
+        container = containers.of(plan, launch, self.environ)
+        return containers.prepared(self.command(plan, port), plan, port, container, self.key_variable)
 
     def start(self, *, timeout: float | None = None) -> Endpoint:
         """Start if need be and wait until ready; see `Backend.start`."""
@@ -206,6 +202,7 @@ class SubprocessBackend(Engine):
         if child is None or folder is None:
             return
         gone = not leftovers.end(child.pid, child.cookie, child.known, patience=1)
+        gone = gone and not (child.container and child.container.end(1))
         if gone and (child.gpus is None or child.gpus.look(child.ever).back):
             folder.release(remove=folder.temporary)
             self.life.child = self.life.error = None
@@ -295,7 +292,8 @@ class SubprocessBackend(Engine):
     def diagnose(self, child: process.Child | None) -> Failure | None:
         """Return the known failure that a child's log shows."""
         lines = child.tail.lines(failures.LOG_LINES) if child else ()
-        return failures.diagnose(self.failures, "\n".join(lines))
+        outside = containers.CONTAINER_FAILURES if child and child.container else ()
+        return failures.diagnose((*outside, *self.failures), "\n".join(lines))
 
     def _lost(self, error: BaseException | None) -> None:
         """Say that an engine ended unasked."""

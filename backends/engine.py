@@ -16,6 +16,7 @@ from backends import programs
 from backends.failures import Failure
 from orchestrator import gguf_header, hardware, model_files
 from orchestrator.backend import Binary, Command, Dialect, Plan
+from orchestrator.container_client import CLIENTS
 from orchestrator.engines import Recipe
 from orchestrator.errors import BinaryMissing
 from orchestrator.hardware import GpuMemory, Machine
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.gguf_header import Header
     from orchestrator.hf_model import HfModel
     from orchestrator.profile import Profile
-
-CONTAINER_CLIENTS = ("docker", "podman", "nerdctl")
 
 
 class Engine:
@@ -133,7 +132,7 @@ def ask_devices(
 ) -> frozenset[str]:
     """Return the device kinds that a program drives, as it says itself."""
     anything = frozenset(hardware.KINDS)
-    if Path(binary.argv[0]).name in CONTAINER_CLIENTS:
+    if Path(binary.argv[0]).name in CLIENTS:
         return anything
     answer = programs.ask((*binary.argv, "--list-devices"), environ)
     kinds = engine.devices_of(answer)

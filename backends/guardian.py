@@ -9,14 +9,17 @@ The orchestrator talks to it over a socket, in frames of a marshalled dict (both
 json alone would double the start-up):
 
     to the guardian      {"argv": [...], "env": {...}, "cwd": str, "log": path, "log_bytes": int,
-                          "log_files": int, "grace": seconds}       once, first
-                         {"stop": seconds}      TERM to the leader, KILL to the tree after that long
+                          "log_files": int, "grace": seconds, "stop_argv": [...], "clean_argv": [...]}
+                                                once, first
+                         {"stop": seconds}      TERM to the leader (or `stop_argv` is run), KILL to the tree
+                                                after that long
     from the guardian    {"spawned": pid}  or  {"error": str, "errno": int}
                          {"exited": {"code": int|null, "signal": int|null}}
                          {"survivors": [pid, ...]}     the tree resists SIGKILL (each second)
                          {"gone": [pid, ...]}          nothing is left; these had to be killed; last words
 
-The socket's end, for whatever reason, is the order to stop.
+The socket's end, for whatever reason, is the order to stop. What is not of the tree, such as a container, is
+ended by `clean_argv`, which is run once the tree has ended, whatever ended it.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 1 << 18
 PIPE_BYTES = 1 << 20  # a larger pipe lets a burst of log lines pass while we are busy elsewhere
 LEFTOVER_GRACE = 1.0  # seconds for what a dead leader left behind, between TERM and KILL
+CLEAN_GRACE = 20.0  # seconds for what is run at the end
 
 
 class ignoring:  # noqa: N801 - as contextlib.suppress, which is dear to import
@@ -161,13 +165,16 @@ def exec_engine(order: dict[str, Any], output: int, failure: int, libc: ctypes.C
 class Guardian:
     """One engine from its start to the death of its last descendant."""
 
-    def __init__(self, control: int) -> None:
+    def __init__(self, control: int, libc: ctypes.CDLL) -> None:
         self.control = control
         self.incoming = b""
+        self.libc = libc
         self.killed: set[int] = set()
         self.leader = 0
         self.leader_alive = False
         self.deadline: float | None = None  # when the tree gets KILL
+        self.helpers: set[int] = set()  # what was run to stop it, or to clean up
+        self.cleaning = False
         self.reported = 0.0
 
     def say(self, **message: object) -> None:
@@ -175,7 +182,7 @@ class Guardian:
         with ignoring(OSError):
             os.write(self.control, pack(message))
 
-    def begin(self, libc: ctypes.CDLL) -> bool:
+    def begin(self) -> bool:
         """Read the first order and start the engine; False when it could not be started."""
         messages: list[dict[str, Any]] = []
         while not messages:
@@ -196,7 +203,7 @@ class Guardian:
         me = os.getpid()
         self.leader = os.fork()
         if self.leader == 0:
-            exec_engine(self.order, write_end, failure, libc, me)
+            exec_engine(self.order, write_end, failure, self.libc, me)
         os.close(write_end)
         os.close(failure)
         problem = os.read(failed, 4096)
@@ -211,10 +218,25 @@ class Guardian:
 
     def stop(self, grace: float) -> None:
         """TERM to the leader now (again on each call), KILL to the tree after `grace` seconds."""
+        if self.cleaning:
+            return  # nothing of the tree is left, and this is quick
         due = time.monotonic() + grace
         self.deadline = due if self.deadline is None else min(self.deadline, due)
-        if self.leader_alive:
+        if not self.leader_alive:
+            return
+        if not self.order.get("stop_argv"):
             kill([self.leader], signal.SIGTERM)
+        elif grace > 0 and not self.helpers:
+            self.help(self.order["stop_argv"])
+
+    def help(self, argv: list[str]) -> None:
+        """Run another program; what it says goes to the log."""
+        me, null = os.getpid(), os.open(os.devnull, os.O_WRONLY)
+        pid = os.fork()
+        if pid == 0:
+            exec_engine({**self.order, "argv": argv}, self.log.fd, null, self.libc, me)
+        os.close(null)
+        self.helpers.add(pid)
 
     def hear(self) -> None:
         """Take orders; the socket's end is one too."""
@@ -265,19 +287,27 @@ class Guardian:
                 self.pump()
                 code = os.waitstatus_to_exitcode(status)
                 self.say(exited={"code": code if code >= 0 else None, "signal": -code if code < 0 else None})
-                left = descendants(os.getpid())
+                left = self.left()
                 self.killed.update(left)
                 kill(left, signal.SIGTERM)
                 self.stop(LEFTOVER_GRACE)
 
+    def left(self) -> list[int]:
+        """Return what lives of the engine's tree."""
+        return [pid for pid in descendants(os.getpid()) if pid not in self.helpers]
+
     def finish(self) -> bool:
         """Past the deadline, kill what is left; True when nothing is."""
         left = descendants(os.getpid())
-        if not left:
-            return not self.leader_alive
         now = time.monotonic()
+        if not left:
+            if self.leader_alive or self.cleaning or not self.order.get("clean_argv"):
+                return not self.leader_alive
+            self.cleaning, self.deadline = True, now + CLEAN_GRACE
+            self.help(self.order["clean_argv"])
+            return False
         if self.deadline is not None and now >= self.deadline:
-            self.killed.update(left)
+            self.killed.update(pid for pid in left if pid not in self.helpers)
             kill(left, signal.SIGKILL)
             if now >= self.deadline + 1 and now >= self.reported + 1:
                 self.reported = now
@@ -322,8 +352,8 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    guardian = Guardian(control)
-    if guardian.begin(libc):
+    guardian = Guardian(control, libc)
+    if guardian.begin():
         os.set_blocking(control, False)
         guardian.watch()
 

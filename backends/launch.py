@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends import process, readiness
+from backends import containers, process, readiness
 from backends.lifecycle import TAIL_LINES
-from orchestrator import hardware
+from orchestrator import hardware, home
 from orchestrator.backend import Endpoint, Plan
 from orchestrator.errors import (
     BinaryMissing,
@@ -74,14 +74,31 @@ async def launch(
     """
     life, folder = engine.life, engine.life.folder
     assert folder is not None
-    port = lease.take()
-    command = engine.prepared(plan, port)
+    port, name = lease.take(), secrets.token_hex(16)
+    command = engine.prepared(plan, port, name)
     key = secrets.token_urlsafe(32)
-    cookie = f"{COOKIE}={secrets.token_hex(16)}"
+    cookie = f"{COOKIE}={name}"
     child = process.Child(folder.log, cookie)
+    child.container = containers.of(plan, name, engine.environ)
     if plan.device.gpus:
         child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
     spawned(child)
+    record: dict[str, Any] = {
+        "name": plan.profile.name,
+        "backend": engine.name,
+        "profile": str(plan.profile.source or ""),
+        "owner": os.getpid(),
+        "boot": boot_id(),
+        "session": 0,
+        "cookie": cookie,
+        "port": port,
+        "processes": {},
+    }
+    if child.container is not None:
+        # before there is a container: whoever cleans up must know that it is alive, or find it
+        record["container"] = child.container.record()
+        folder.write(record)
+        await asyncio.to_thread(_clear, engine, child.container)
     try:
         await child.launch(
             # the key is in the environment alone: command lines are everybody's to read
@@ -94,15 +111,9 @@ async def launch(
             raise BinaryMissing(f"{life.title}: {command.argv[0]}: {child.error}", profile=plan.profile.name)
         folder.write(
             {
-                "name": plan.profile.name,
-                "backend": engine.name,
-                "profile": str(plan.profile.source or ""),
-                "owner": os.getpid(),
-                "boot": boot_id(),
+                **record,
                 "session": child.pid,
                 "guardian": child.guardian_pid,
-                "cookie": cookie,
-                "port": port,
                 "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},
             }
         )
@@ -114,6 +125,16 @@ async def launch(
         await end(engine, child)
         raise
     return child, endpoint
+
+
+def _clear(engine: SubprocessBackend, container: containers.Container) -> None:
+    """Remove containers of dead launches; the client's faults get the title that all messages have."""
+    try:
+        container.clear(home.home(engine.environ))
+    except StartError as fault:
+        raise StartError(
+            f"{engine.life.title}: {fault}", profile=engine.profile.name, advice=fault.advice
+        ) from None
 
 
 async def _until_ready(
@@ -165,7 +186,8 @@ def _early(engine: SubprocessBackend, child: process.Child, port: int) -> StartE
     """Say why the engine ended before it was ready."""
     ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
     title, name = engine.life.title, engine.profile.name
-    if engine.port_taken.search("\n".join(tail)):
+    patterns = (engine.port_taken, *([containers.PORT_TAKEN] if child.container else []))
+    if any(pattern.search("\n".join(tail)) for pattern in patterns):
         return PortTaken(f"{title}: port {port} was taken", profile=name, log_tail=tail)
     known = engine.diagnose(child)
     return ExitedEarly(
@@ -202,8 +224,9 @@ async def _end(engine: SubprocessBackend, child: process.Child) -> None:
     if not child.gone.is_set():
         grace = engine.grace
         child.stop(grace)
+        patience = END_PATIENCE + (containers.PATIENCE if child.container else 0)
         try:
-            async with asyncio.timeout(grace + END_PATIENCE):
+            async with asyncio.timeout(grace + patience):
                 await child.gone.wait()
         except TimeoutError:
             survivors = child.survivors or child.tree()
@@ -213,6 +236,14 @@ async def _end(engine: SubprocessBackend, child: process.Child) -> None:
                 profile=engine.profile.name,
                 advice="these processes resist SIGKILL (a hung driver?); see dmesg",
             ) from None
+    container = child.container
+    if container and child.pid and (left := await asyncio.to_thread(container.end)):
+        raise StopFailed(
+            f"{life.title}: container {container.name} is still there: {', '.join(left)}",
+            survivors=(),
+            profile=engine.profile.name,
+            advice=f"remove it by hand: {' '.join(container.client.argv)} rm --force {container.name}",
+        )
     if child.killed:
         with life.changed:
             life.tell("swept", pids=child.killed)

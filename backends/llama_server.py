@@ -147,7 +147,7 @@ class LlamaServer(SubprocessBackend):
             *plan.binary.argv,
             *("--model", str(plan.model_path)),
             *("--alias", plan.model_id),
-            *("--host", "127.0.0.1"),
+            *("--host", plan.host),
             *("--port", str(port)),
             *("--ctx-size", str(plan.context * plan.slots)),
             *("--parallel", str(plan.slots)),

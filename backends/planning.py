@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from backends import containers
 from orchestrator import gguf_header, hardware, model_files, model_hub, templates
 from orchestrator.backend import Plan
 from orchestrator.errors import DoesNotFit, NotFetched, Problem, ProfileError
@@ -23,15 +24,17 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
     """Decide everything for one engine.
 
     Raises:
-        ProfileError: the profile's `args` take away what we have to set.
+        ProfileError: the profile's `args` or `command` take away what we have to set.
         BinaryMissing: the program is nowhere, or isn't this engine's.
         ModelError: the model can't be read or served.
         DeviceMissing: a GPU was asked for and none can be used.
 
     """
     _refuse_reserved(engine, profile)
-    binary = engine.locate(environ, profile.command)
-    supported = engine.drives(binary, environ, named_by_user=bool(profile.command))
+    containers.check(profile)
+    command = containers.command_of(profile)
+    binary = engine.locate(environ, command)
+    supported = engine.drives(binary, environ, named_by_user=command is not None)
     machine = hardware.detect(Path(environ.get(MACHINE) or "/"))
     device = hardware.choose(machine, profile.device, profile.gpus, supported=supported, environ=environ)
     missing = _Missing()
@@ -61,6 +64,7 @@ def make_plan(engine: SubprocessBackend, profile: Profile, environ: Mapping[str,
         mmproj_path=mmproj,
         lora_paths=engine.find_adapters(profile, environ),
         chat_template_path=_template(profile),
+        host=containers.host(command or ()),
         notes=(*device.notes, *missing.notes, *shortened),
         downloads=tuple(missing.downloads),
     )

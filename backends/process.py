@@ -15,12 +15,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends import guardian
 from orchestrator.backend import Command
 from orchestrator.hardware import Watch
 from orchestrator.leftovers import end, start_time
+
+if TYPE_CHECKING:
+    from backends.containers import Container
 
 LOG_BYTES = 16 << 20
 LOG_FILES = 3
@@ -169,6 +172,7 @@ class Child:
         self.known: dict[int, int] = {}
         self.ever: set[int] = set()
         self.gpus: Watch | None = None
+        self.container: Container | None = None
 
     async def launch(
         self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
@@ -203,6 +207,8 @@ class Child:
             log_bytes=LOG_BYTES,
             log_files=LOG_FILES,
             grace=grace,
+            stop_argv=list(command.stop),
+            clean_argv=list(command.clean),
         )
         self._listener = asyncio.create_task(self._listen(reader))
         await self.spawned.wait()
@@ -264,6 +270,10 @@ class Child:
         self.known |= {pid: started for pid in pids if (started := start_time(pid)) is not None}
         return pids
 
+    def owns(self, port: int) -> bool:
+        """Say whether what listens on a port is this engine."""
+        return self.container.owns(port) if self.container else owns_port(self.tree(), port)
+
     def sample(self) -> Sample:
         """Return what the whole tree has done so far."""
         cpu, read, rss = 0.0, 0, 0
@@ -280,5 +290,5 @@ class Child:
         return Sample(cpu, read, rss, self.tail.size())
 
     def stop(self, grace: float) -> None:
-        """Ask for the end: TERM now, KILL to the tree after `grace` seconds."""
+        """Ask for the end: TERM (or the command's own way) now, KILL to the tree after `grace` seconds."""
         self._say(stop=grace)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from backends.process import Child, owns_port
+from backends.process import Child
 from orchestrator.backend import Endpoint
 from orchestrator.errors import PortTaken, StartError, StartStalled
 
@@ -101,7 +101,7 @@ async def wait_ready(probe: Probe, child: Child, *, health: str, port: int) -> N
     while await probe.status(health) != 200:  # noqa: ASYNC110 - a server can only be asked
         # quick at first, so that a fast load is seen at once; slower in a load of minutes
         await asyncio.sleep(min(0.25, 0.02 + (loop.time() - began) / 20))
-    if not await asyncio.to_thread(lambda: owns_port(child.tree(), port)):
+    if not await asyncio.to_thread(child.owns, port):
         raise PortTaken(f"port {port} is served by a process that is not ours")
     ids = await probe.model_ids()
     if probe.endpoint.model not in ids:

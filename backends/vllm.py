@@ -149,7 +149,7 @@ class Vllm(SubprocessBackend):
             *launch,
             *(("--model", model) if by_flag else (model,)),
             *_names(plan),
-            *("--host", "127.0.0.1"),
+            *("--host", plan.host),
             *("--port", str(port)),
             *("--max-model-len", str(plan.context)),
             *("--max-num-seqs", str(plan.slots)),
@@ -178,7 +178,7 @@ class Vllm(SubprocessBackend):
             env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if self.kind == "cpu":
             env["VLLM_TARGET_DEVICE"] = "cpu"
-        if not profile.command:  # ninja and other tools of its environment
+        if not (profile.command or profile.container):  # ninja and other tools of its environment
             env["PATH"] = f"{Path(launch[0]).parent}:{self.environ.get('PATH', os.defpath)}"
         return Command(
             (*argv, *profile.args),

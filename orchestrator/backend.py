@@ -114,12 +114,16 @@ class Command:
         argv: program and arguments, never a shell string.
         env: variables set for the child.
         unset: inherited variables removed first; a trailing ``*`` removes every name with that prefix.
+        stop: a program that asks it to end, instead of a TERM.
+        clean: a program that is run once it has ended, whatever ended it.
 
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    clean: tuple[str, ...] = ()
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the child's whole environment."""
@@ -152,6 +156,7 @@ class Plan:
         gpu_layers: layers on the cards where the profile leaves the number to us, None for what it says.
         memory: what it takes and whether that fits, None where the engine can't tell.
         chat_template_path: a template file, None when the profile names a built-in one or none.
+        host: the address on which the engine listens: loopback, or all there are in a container of its own.
         notes: what a careful reader should know (warnings, choices made).
         downloads: what of the model has to be got before it can start; until then nothing of it is known.
 
@@ -170,6 +175,7 @@ class Plan:
     mmproj_path: Path | None = None
     lora_paths: tuple[Path, ...] = ()
     chat_template_path: Path | None = None
+    host: str = "127.0.0.1"
     gpu_layers: int | None = None
     memory: Budget | None = None
     notes: tuple[str, ...] = ()

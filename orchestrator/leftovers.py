@@ -2,7 +2,7 @@
 
 A process is recognised by a cookie in the environment that it inherited, by having been recorded with its
 start time, or by its engine's session. Pids alone are never trusted, nor are session numbers: both are
-reused, by strangers too.
+reused, by strangers too. A container is recognised by its label.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.container_client import recorded
 from orchestrator.home import RunFolder, run_folders
 
 PATIENCE = 5.0  # seconds for a swept tree to be gone
@@ -103,7 +104,7 @@ def sweep(root: Path) -> dict[str, tuple[int, ...]]:
     """End what dead owners left under a state folder; returns name -> pids that resisted SIGKILL.
 
     A record's owner is dead when its lock can be had. A living owner's engines are never touched. The record
-    of what resisted is kept, so that a later sweep tries again.
+    of what resisted is kept, so that a later sweep tries again: of a container too, for which no pid stands.
     """
     resisted = {}
     for folder in run_folders(root):
@@ -111,12 +112,17 @@ def sweep(root: Path) -> dict[str, tuple[int, ...]]:
         if not (record or folder.temporary) or not folder.acquire():
             continue
         left: tuple[int, ...] = ()
+        container: tuple[str, ...] = ()
         try:
             if record and record.get("boot") == boot_id():
                 left = _end_recorded(record)
+            if record and (told := recorded(record.get("container"), os.environ)):
+                client, launch = told  # containers outlive a boot
+                container = client.end(launch, PATIENCE)
         finally:
-            folder.release(remove=folder.temporary and not left, forget=not left)
-        if left:
+            clean = not (left or container)
+            folder.release(remove=folder.temporary and clean, forget=clean)
+        if not clean:
             resisted[folder.name] = left
     return resisted
 

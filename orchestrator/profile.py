@@ -67,13 +67,7 @@ class _NotYet:
     instead: str
 
 
-def _always(_node: Node) -> bool:
-    return True
-
-
 NOT_YET: Final = (
-    _NotYet(("container",), _always, "write the whole command: [docker, run, ...]"),
-    _NotYet(("stop_command",), _always, "leave it out"),
     _NotYet(
         ("idle_timeout",), lambda node: node.readings[-1:] not in [(0,), (0.0,)], "give 0, or leave it out"
     ),
@@ -148,6 +142,7 @@ class _Check:
         self.refuse_what_is_to_come()
         self.name()
         self.backend()
+        self.ways()
         sections = [self.section(key) for key in self.section_names() if key in (self.root.entries or {})]
         sampling = self.sampling()
         self.root = self.paths.resolve(self.root)
@@ -214,6 +209,12 @@ class _Check:
             given = share.readings[-1] if share.readings else None
             if isinstance(given, float) and given != DEFAULT_MEMORY_FRACTION:
                 self.refuse("memory_fraction", share, f"is not supported yet by {shown(name)}; leave it out")
+
+    def ways(self) -> None:
+        """Refuse two ways at once in which the engine's program is named."""
+        container = self.entry("container")
+        if container is not None and self.entry("command") is not None:
+            self.refuse("container", container, "must not stand beside command, which is the whole command")
 
     def section_names(self) -> tuple[str, ...]:
         """Return the names that an engine section may have."""

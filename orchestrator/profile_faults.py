@@ -18,7 +18,7 @@ from orchestrator.yaml_tree import Node, Steps, dotted
 
 Model = TypeVar("Model", bound=BaseModel)
 
-TEXT_KEYS: Final = frozenset({"args", "command", "stop_command", "env"})
+TEXT_KEYS: Final = frozenset({"args", "command", "container", "stop_command", "env"})
 """Where a number is taken as the text it is, if it can be written in one way only."""
 
 _RANGES: Final[dict[str, tuple[str, str]]] = {

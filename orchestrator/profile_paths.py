@@ -47,10 +47,17 @@ class Paths:
         template = entries.get("chat_template")
         if template is not None and _is_text(template):
             entries["chat_template"] = self.template(template)
-        for key in ("command", "args"):
-            if key in entries and entries[key].items is not None:
-                entries[key] = replace(entries[key], items=tuple(map(self.home, entries[key].items or ())))
+        for key in ("command", "stop_command", "args"):
+            if key in entries:
+                entries[key] = self.words(entries[key])
+        if "container" in entries and "args" in (entries["container"].entries or {}):
+            args = (entries["container"].entries or {})["args"]
+            entries["container"] = entries["container"].with_entry(("args",), self.words(args))
         return replace(root, entries=entries)
+
+    def words(self, node: Node) -> Node:
+        """Return a list of arguments as a shell would pass it on."""
+        return node if node.items is None else replace(node, items=tuple(map(self.home, node.items)))
 
     def model(self, node: Node) -> Node:
         """Return the model as a mapping of the forms that are named, their paths found."""

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.json_schema import WithJsonSchema
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
-PLACEHOLDERS: Final = ("{port}", "{host}", "{model}")
+PLACEHOLDERS: Final = ("{port}", "{host}", "{model}", "{name}")
 DEFAULT_MEMORY_FRACTION: Final = 0.90
+# with another network or name, or in the background, a container is not what is waited for, asked and stopped
+CONTAINER_RESERVED: Final = frozenset(
+    {"--name", "--network", "--net", "--publish", "-p", "--publish-all", "-P", "--detach", "-d", "--restart"}
+)
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=31_536_000)]
@@ -34,6 +38,13 @@ def _ordered(backoff: tuple[float, float]) -> tuple[float, float]:
     if backoff[0] > backoff[1]:
         raise ValueError("must have the shortest wait first")
     return backoff
+
+
+def _unreserved(args: tuple[str, ...]) -> tuple[str, ...]:
+    for word in args:
+        if word.partition("=")[0] in CONTAINER_RESERVED:
+            raise ValueError(f"{word.partition('=')[0]} is set by the orchestrator")
+    return args
 
 
 def _placeholders(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -100,6 +111,22 @@ class Restart(_Keys):
     )
     backoff: tuple[Annotated[float, Field(ge=0, le=86_400)], Annotated[float, Field(ge=0, le=86_400)]] = (
         Field(default=(0.5, 30), description="Shortest and longest wait before a restart, in seconds.")
+    )
+
+
+class Container(_Keys):
+    """The image in which the engine runs; devices, mounts, port and name are filled in."""
+
+    image: Text = Field(description="The image, whose entry point is the engine's program.")
+    runtime: Literal["docker", "podman", "nerdctl"] = Field(
+        default="docker", description="The container client that is used."
+    )
+    shm_size: Text | None = Field(
+        default=None,
+        description="Shared memory of the container's own, such as 16g; without it the host's is used.",
+    )
+    args: Annotated[tuple[Argument, ...], AfterValidator(_placeholders), AfterValidator(_unreserved)] = Field(
+        default=(), description="Further options of `run`; {port}, {host}, {model} and {name} are filled in."
     )
 
 
@@ -201,10 +228,16 @@ class Keys(_Keys):
     command: Annotated[tuple[Argument, ...] | None, AfterValidator(_placeholders)] = Field(
         default=None,
         min_length=1,
-        description="Replaces the engine's program; {port}, {host} and {model} are filled in.",
+        description="Replaces the engine's program; {port}, {host}, {model} and {name} are filled in.",
     )
-    stop_command: tuple[Argument, ...] | None = Field(
-        default=None, min_length=1, description="Not supported yet."
+    container: Container | None = Field(
+        default=None, description="Runs the engine in a container; instead of `command`."
+    )
+    stop_command: Annotated[tuple[Argument, ...] | None, AfterValidator(_placeholders)] = Field(
+        default=None,
+        min_length=1,
+        description="Asks the engine to end, instead of a TERM; filled in like `command`. "
+        "Default for a container: its client's stop.",
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="Seconds; 0 = none.")
     restart: Restart = Field(default=Restart(), description="What follows when the engine ends unasked.")
@@ -218,8 +251,11 @@ def known_keys(model: type[BaseModel], steps: Sequence[str | int]) -> tuple[str,
     """Return the keys that may stand in the mapping at `steps` below `model`; empty when anything may."""
     for step in steps:
         field = next((f for name, f in model.model_fields.items() if step in (name, f.alias)), None)
-        nested = field.annotation if field else None
-        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):
+        choices = (field.annotation, *get_args(field.annotation)) if field else ()
+        nested = next(
+            (each for each in choices if isinstance(each, type) and issubclass(each, BaseModel)), None
+        )
+        if nested is None:
             return ()
         model = nested
     return tuple(field.alias or name for name, field in model.model_fields.items())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CONTAINERS = "tests/backends/test_containers.py::test_"
 SUPERVISION = "tests/backends/test_supervision.py::test_"
 GATEWAY = "tests/gateway/test_failures.py::test_"
 COMMAND = "tests/backends/test_llama_server_command.py::test_"
@@ -80,13 +81,20 @@ ROWS = (
     ),
     Row(
         7, "llama-swap#220, llama-swap#130", "a container outlives its client, and its name is in use",
-        (),
-        "`stop_command`, labels and names of containers are refused in a profile until they are built",
+        (
+            CONTAINERS + "client_dies_while_its_container_lives_on_ugly",
+            CONTAINERS + "leftover_of_a_dead_launch_gives_its_name_up_ugly",
+            CONTAINERS + "name_of_a_strangers_container_is_not_taken_from_it_bad",
+            CONTAINERS + "container_of_a_dead_owner_is_swept_ugly",
+        ),
     ),
     Row(
         8, "ramalama#807", "a container hangs when it is stopped",
-        (SUPERVISION + "stop_ends_what_ignores_term_ugly",),
-        "the container's client is ended like any engine; the container itself needs `stop_command` (row 7)",
+        (
+            CONTAINERS + "container_that_ignores_its_stop_is_removed_ugly",
+            CONTAINERS + "stop_that_takes_too_long_is_cut_short_ugly",
+            CONTAINERS + "container_that_can_not_be_removed_is_stuck_until_it_is_gone_bad",
+        ),
     ),
     Row(
         9, "llama-swap#946", "a request races the stop of an idle engine and its slot is wedged",

@@ -18,6 +18,7 @@ import msgspec
 import typer
 from typer.testing import CliRunner
 
+from backends.containers import CONTAINER_FAILURES
 from backends.failures import DEVICE_FAILURES, Failure
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.failures_vllm import VLLM_FAILURES
@@ -65,7 +66,7 @@ def _help(title: str, path: list[str]) -> str:
 FAILURES = """\
 # Failures that are known
 
-<!-- made by `make docs` from backends/failures*.py -->
+<!-- made by `make docs` from backends/failures*.py and backends/containers.py -->
 
 An engine's last log lines are searched for these. The first row that matches is shown; its advice is the
 `advice` of the error, of `ps --json` and of the event. *At once* means that no restart is tried when the
@@ -85,6 +86,7 @@ def failures() -> str:
             FAILURES,
             _failures("llama-server", llama_server),
             _failures("vLLM", vllm),
+            _failures("Containers, of any engine", CONTAINER_FAILURES),
             _failures("Drivers, cards and libraries, on either engine", DEVICE_FAILURES),
         ]
     )

@@ -33,7 +33,7 @@ def plan(
 
     engine: Any = loading.make_backend(loading.load_all([profile], sets, backend)[0])
     decided = engine.plan()
-    command = engine.command(decided, PORT)
+    command = engine.prepared(decided, PORT)
     decided = replace(decided, memory=memory.exact(decided, command))
     found = _document(decided, command, getattr(engine, "key_variable", None))
     if as_json:

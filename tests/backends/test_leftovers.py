@@ -235,7 +235,7 @@ def test_the_record_of_another_boot_is_never_acted_on_good(sleeper: Any, own_hom
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("name", ["lasting", "passing~1"])
+@pytest.mark.parametrize("name", ["lasting", "passing~1-1"])
 def test_a_corrupt_record_is_survived_ugly(own_home: Path, record: Any, name: str) -> None:
     folder = RunFolder(own_home / "run" / name)
     folder.path.mkdir(parents=True)
