@@ -99,6 +99,7 @@ class Switchable(Served):
                 profile=self._name,
                 advice="ask again when it is over",
             )
+        began = time.monotonic()
         new: Engine | None = None
         try:
             old = self._current
@@ -109,15 +110,14 @@ class Switchable(Served):
             wanted = self.profile.model_copy(update={"backend": to}) if isinstance(to, str) else to
             new = self._engine(wanted.model_copy(update={"name": self._name}))
             fits = fits_beside(new.backend)
-            return self._carry_out(old, new, drain_s, fits if beside is None else beside)
+            return self._carry_out(old, new, drain_s, fits if beside is None else beside, began)
         finally:
             self._to = None
             if new is not None and new is not self._current:
                 self._forget(new)
             self._turn.release()
 
-    def _carry_out(self, old: Engine, new: Engine, drain_s: float, beside: bool) -> Switched:
-        began = time.monotonic()
+    def _carry_out(self, old: Engine, new: Engine, drain_s: float, beside: bool, began: float) -> Switched:
         before, after = old.backend.profile.backend, new.backend.profile.backend
         served = old.backend.state in ALIVE
         beside = beside or not served  # a failed one is not in the way
