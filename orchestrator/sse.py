@@ -76,6 +76,8 @@ class Decoder:
             self._skip_lf = False
             if chunk.startswith(b"\n"):
                 chunk = chunk[1:]
+        if chunk:
+            self._skip_lf = chunk.endswith(b"\r")
         events: list[Event] = []
         # On bytes, splitlines() knows CR, LF and CRLF only; on str it would break lines inside JSON.
         for piece in chunk.splitlines(keepends=True):
@@ -83,7 +85,6 @@ class Decoder:
                 self._parts.append(piece)
                 self._grow(len(piece))
                 continue
-            self._skip_lf = piece.endswith(b"\r")
             line = piece.rstrip(b"\r\n")
             if self._parts:
                 self._size -= sum(map(len, self._parts))

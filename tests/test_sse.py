@@ -5,7 +5,7 @@ import json
 import httpx
 import httpx_sse
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ProtocolError
@@ -116,6 +116,7 @@ def test_agrees_with_httpx_sse_however_it_is_split_good(lines, end, data):
 
 
 @settings(deadline=None, max_examples=300)
+@example(pieces=[b"\r\x00", b"\n", b"data", b"\n\n"])
 @given(
     st.lists(
         st.binary(max_size=40) | st.sampled_from([b"\n", b"\r", b"data:", b"\n\n", b"\xef\xbb\xbf"]),
