@@ -196,8 +196,16 @@ def _early(engine: SubprocessBackend, child: process.Child, port: int) -> StartE
         signal=ended.signal,
         profile=name,
         log_tail=tail,
-        advice=known.advice if known else f"see its whole log: {child.tail.path}",
+        advice=known.advice if known else _where_its_log_is(engine, child),
     )
+
+
+def _where_its_log_is(engine: SubprocessBackend, child: process.Child) -> str:
+    """Return how to see all that an engine said; what is of one program goes with it."""
+    name = engine.profile.name
+    if engine.life.folder is None or engine.life.folder.temporary:
+        return f"its whole log stays when `orchestrator up` starts it: `orchestrator logs {name}`"
+    return f"see its whole log: {child.tail.path}"
 
 
 async def end(engine: SubprocessBackend, child: process.Child) -> None:

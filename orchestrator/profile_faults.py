@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import Problem
-from orchestrator.profile_schema import ENV_NAME_PATTERN, NAME_PATTERN, known_keys
+from orchestrator.profile_schema import ENV_NAME_PATTERN, NAME_PATTERN, known_keys, place_of
 from orchestrator.yaml_scalars import FREE_TEXT, Scalar, shown
 from orchestrator.yaml_tree import Node, Steps, dotted
 
@@ -40,6 +40,7 @@ _TYPES: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_MEANT: Final = {"gpu": "auto", "amd": "rocm", "nvidia": "cuda"}  # what looks like another choice, or none
 _PATTERNS: Final = {
     NAME_PATTERN: "must be letters, digits, '.', '_' and '-', at most 64, the first a letter or a digit",
     ENV_NAME_PATTERN: "can't be a variable's name; use letters, digits and '_'",
@@ -145,7 +146,8 @@ def _problems(
             problems.append(node.mark.problem(dotted(key), "is missing"))
         elif error["type"] == "extra_forbidden":
             names = (*known_keys(model, steps[:-1]), *(also_known if len(steps) == 1 else ()))
-            hint = did_you_mean(str(steps[-1]), names)
+            place = place_of(model, str(steps[-1])) if len(steps) == 1 else None
+            hint = f"; did you mean {place}?" if place else did_you_mean(str(steps[-1]), names)
             problems.append(node.key_mark.problem(dotted((*prefix, *steps)), f"is not a known key{hint}"))
         elif "[key]" in error["loc"]:
             problems.append(node.key_mark.problem(dotted((*prefix, *steps)), _message(error)))
@@ -163,8 +165,9 @@ def _united(errors: list[Any]) -> str:
         error for error in errors if error["type"] not in _TYPES and error["type"] != "literal_error"
     ]
     messages = list(dict.fromkeys(_message(error) for error in of_right_type or errors))
-    first, *others = messages
-    return ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    told, _, advice = messages[0].partition("; ")
+    united = ", or ".join([told, *(other.removeprefix("must be ") for other in messages[1:])])
+    return f"{united}; {advice}" if advice else united
 
 
 def _message(error: Any) -> str:
@@ -178,7 +181,9 @@ def _message(error: Any) -> str:
         )
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        hint = did_you_mean(given, choices) if isinstance(given, str) else ""
+        meant = _MEANT.get(str(given).lower())
+        hint = f"; did you mean {meant}?" if meant in choices else ""
+        hint = hint or (did_you_mean(given, choices) if isinstance(given, str) else "")
         return f"must be {context['expected'].replace(chr(39), '')}{hint}"
     if kind in _TYPES:
         message = f"must be {_TYPES[kind]}"

@@ -247,6 +247,14 @@ class Keys(_Keys):
     )
 
 
+def place_of(model: type[BaseModel], key: str) -> str | None:
+    """Return where in the sections of `model` a key stands, dotted; None when in none."""
+    sections = {name: known_keys(model, (name,)) for name in model.model_fields}
+    if issubclass(model, Keys):
+        sections["sampling"] = tuple(Sampling.model_fields)
+    return next((f"{name}.{key}" for name, keys in sections.items() if key in keys), None)
+
+
 def known_keys(model: type[BaseModel], steps: Sequence[str | int]) -> tuple[str, ...]:
     """Return the keys that may stand in the mapping at `steps` below `model`; empty when anything may."""
     for step in steps:

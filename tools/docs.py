@@ -41,13 +41,13 @@ and nothing else there; what it holds is in [schemas](schemas).
 
 | exit code | means |
 |---|---|
-| 0 | done |
+| 0 | done; `up` was asked to end, by Ctrl-C, SIGTERM or `down`, be it while it still loaded |
 | 1 | a fault of ours |
 | 2 | a mistake on the command line, in a profile, or about a model |
 | 3 | an engine is missing, failed to start, or was given up |
 | 4 | a request failed |
 | 5 | two measurements can't be compared |
-| 130 | interrupted |
+| 130 | interrupted (not `up`, see 0) |
 """
 
 

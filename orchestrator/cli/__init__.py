@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if faults.debugging():
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            console.err(str(error))
+            return 2
         found = _usage_fault(error) or faults.describe(error)
         console.err(faults.render(found))
         if as_json:

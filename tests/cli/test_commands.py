@@ -102,6 +102,12 @@ def test_a_wrong_command_line_ends_with_2_bad(cli: Cli, arguments: list[str]) ->
     assert "Traceback" not in done.stderr
 
 
+def test_without_a_word_it_shows_its_help_as_it_is_bad(cli: Cli) -> None:
+    done = cli()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == cli("--help").stdout
+
+
 def test_a_wrong_command_line_with_json_is_a_document_bad(cli: Cli) -> None:
     fault = msgspec.json.decode(cli("ps", "--json", "--wrong").stdout, type=documents.Error).error
     assert (fault.type, fault.exit_code) == ("UsageError", 2)

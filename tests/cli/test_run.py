@@ -153,3 +153,11 @@ def test_a_context_that_nobody_asked_for_is_not_missed_good(cli: Cli, fake: Writ
     path.write_text("\n".join(line for line in path.read_text().splitlines() if "context" not in line))
     done = cli("run", str(path), "Hi")
     assert (done.returncode, "asked for" in done.stderr) == (0, False)
+
+
+def test_the_advice_names_no_log_that_is_gone_bad(cli: Cli, fake: Write) -> None:
+    broken = fake("broken", {"say": ["bent"], "exit_after": 0, "exit_code": 7}, restart={"attempts": 0})
+    said = cli("run", broken, "Hi").stderr
+    assert "advice: its whole log stays when `orchestrator up` starts it: `orchestrator logs broken`" in said
+    cli("up", broken, "--port", "0")
+    assert "bent" in cli("logs", "broken").stdout
