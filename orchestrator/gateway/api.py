@@ -39,7 +39,7 @@ def model_entry(route: Route, created: int) -> dict[str, Any]:
 
 def health(routes: Mapping[str, Route]) -> tuple[int, dict[str, Any]]:
     """Return status and body of ``/health``: 200 only when every profile would be served now."""
-    ready = bool(routes) and all(route.pool is not None and not route.held for route in routes.values())
+    ready = bool(routes) and all(route.pool is not None for route in routes.values())
     states = {name: route.state for name, route in routes.items()}
     return (200 if ready else 503), {"status": "ok" if ready else "unavailable", "profiles": states}
 

@@ -66,7 +66,7 @@ class Exchange:
     def start(self) -> None:
         """Send the request, or wait until that is possible."""
         pool = self._route.pool
-        link = pool.take() if pool is not None and not self._route.held else None
+        link = pool.take() if pool is not None else None
         if link is not None:
             self._send(link)
         else:
@@ -96,7 +96,7 @@ class Exchange:
         try:
             while route.worth_waiting and loop.time() < deadline:
                 pool = route.pool
-                if pool is None or route.held:
+                if pool is None:
                     await route.changed(deadline - loop.time())
                     continue
                 link = None if fresh else pool.take()

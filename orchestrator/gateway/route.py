@@ -61,7 +61,6 @@ class Route:
         state: the upstream's state when it last changed.
         pool: connections to the ready engine, or None.
         waiting: requests that wait for it to become ready.
-        held: a switch is under way, so that requests wait whatever the state is.
 
     """
 
@@ -70,16 +69,12 @@ class Route:
         self.state = State.STOPPED
         self.pool: Pool | None = None
         self.waiting = 0
-        self.held = False
         self.removed = False
         self._retired: weakref.WeakSet[Pool] = weakref.WeakSet()  # answers under way keep theirs alive
         self._told: State | None = None
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._attach(upstream)
-
-    def _attach(self, upstream: Upstream) -> None:
         self.upstream = upstream
         loop = self._loop
 
@@ -132,17 +127,7 @@ class Route:
     @property
     def worth_waiting(self) -> bool:
         """Whether the engine will be ready without anybody's help."""
-        return not self.removed and (self.held or self.state in PASSING or self.state is State.READY)
-
-    def hold(self, held: bool) -> None:
-        """Let requests wait (or no longer) whatever the state is."""
-        self.held = held
-        self._wake()
-
-    def replace(self, upstream: Upstream) -> None:
-        """Put another engine behind the name; answers under way stay with the old one."""
-        self._unsubscribe()
-        self._attach(upstream)
+        return not self.removed and (self.state in PASSING or self.state is State.READY)
 
     def close(self) -> None:
         """Follow no longer; who waits is told so."""

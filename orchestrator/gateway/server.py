@@ -149,19 +149,6 @@ class Gateway:
         """Serve an engine no longer; answers under way are finished."""
         self._dispatcher.routes.pop(name).close()
 
-    def hold(self, name: str) -> None:
-        """Let requests for `name` wait, whatever its state, until `replace` or `unhold`."""
-        self._dispatcher.routes[name].hold(True)
-
-    def unhold(self, name: str) -> None:
-        """Serve `name` again."""
-        self._dispatcher.routes[name].hold(False)
-
-    def replace(self, name: str, upstream: Upstream) -> None:
-        """Put another engine behind `name`; requests that wait go to it."""
-        self._dispatcher.routes[name].replace(upstream)
-        self._dispatcher.routes[name].hold(False)
-
     # -- for connections ----------------------------------------------------------------------------
 
     def admit(self, client: Client) -> bool:
