@@ -91,6 +91,16 @@ def test_every_page_can_be_reached_from_the_index_good() -> None:
     assert not {label(page) for page in missing}, "docs/index.md does not link to them"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_a_page_with_commands_says_how_they_are_found_good(page: Path) -> None:
+    text = page.read_text()
+    shells = re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    bare = [line for shell in shells for line in shell.splitlines() if re.match(r"(\$ )?orchestrator ", line)]
+    if "reference" not in page.parts:  # read by those who have used it
+        assert not bare or "source .venv/bin/activate" in text
+    assert not re.findall(r"(?:^|[$`( ])python benchmarks/", text, re.MULTILINE)
+
+
 def test_broken_links_are_found_bad() -> None:
     page = ROOT / "docs" / "index.md"
     text = (
