@@ -6,6 +6,7 @@ context or offload behind our back. It binds its port before it loads and is 503
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -23,6 +24,8 @@ from orchestrator.errors import Problem, ProfileError
 from orchestrator.hardware import Machine, supported_kinds
 
 LOCK = Path(__file__).parent / "locks" / "llama-server.lock"
+# Llama 3.1's template has a date of its own, for want of a better one
+OWN_DATE = re.compile(r"""\bset date_string = ["']([^"']+)["']""")
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -167,6 +170,8 @@ class LlamaServer(SubprocessBackend):
             argv += ["--chat-template-file", str(plan.chat_template_path)]
         elif profile.chat_template:
             argv += ["--chat-template", profile.chat_template]
+        if date := _own_date(plan):
+            argv += ["--chat-template-kwargs", json.dumps({"date_string": date})]
         if plan.mmproj_path:
             argv += ["--mmproj", str(plan.mmproj_path)]
         for path in plan.lora_paths:
@@ -189,3 +194,14 @@ class LlamaServer(SubprocessBackend):
         if isinstance(slots, int) and slots != plan.slots:
             return f"has {slots} slots instead of {plan.slots}"
         return None
+
+
+def _own_date(plan: Plan) -> str | None:
+    """Return the date that the chat template gives when nobody names one, None when it gives none of its own.
+
+    llama-server would put today's in its place, and so change the text that every other engine reads.
+    """
+    path = plan.chat_template_path
+    template = path.read_text("utf-8") if path else getattr(plan.header, "chat_template", None) or ""
+    found = OWN_DATE.search(template)
+    return found[1] if found and "strftime_now" not in template else None

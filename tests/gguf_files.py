@@ -105,14 +105,19 @@ def tiny_llama(
     chat_template: str | None = None,
     split_tensors: int = 0,
     seed: int = 1,
+    special: tuple[str, ...] = (),
+    begin: bool = True,
 ) -> Path:
     """Write a random llama model that the real engines load, and return its (first) file.
 
     Its tokenizer knows every byte, so any text goes in, one or two tokens a character. `split_tensors`
-    above 0 makes shards of at most as many tensors.
+    above 0 makes shards of at most as many tensors. With `special` it has the tokenizer of `hf_models.tiny`:
+    these texts, and a token for each byte, with the same ids; `begin`: whether a BOS goes before every text.
     """
     import gguf
     import numpy as np
+
+    from tests.hf_models import byte_letters
 
     width, heads, kv_heads, hidden = 64, 4, 2, 128
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"etaoinshrdlu"]
@@ -129,14 +134,23 @@ def tiny_llama(
     writer.add_head_count_kv(kv_heads)
     writer.add_rope_dimension_count(width // heads)
     writer.add_layer_norm_rms_eps(1e-5)
+    if special:
+        pieces, kinds = [*special, *byte_letters()], [3] * len(special) + [1] * 256
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges(["\u0100 \u0100"])  # one has to be there; two zero bytes never are
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+        writer.add_add_bos_token(begin)
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(13)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
     writer.add_vocab_size(len(pieces))
-    writer.add_tokenizer_model("llama")
     writer.add_token_list(pieces)
-    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(13)])
     writer.add_token_types(kinds)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 

@@ -63,7 +63,7 @@ def weights(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
-def _letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return the letter that byte-level BPE writes for each byte: itself where it can be seen."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in shown]
@@ -97,7 +97,7 @@ def _tokenizer(special: tuple[str, ...]) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {text: at for at, text in enumerate([*special, *_letters()])},
+            "vocab": {text: at for at, text in enumerate([*special, *byte_letters()])},
             "merges": [],
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ def test_context_times_slots_on_a_gpu_good() -> None:
         *("--flash-attn", "auto", "--cache-type-k", "f16", "--cache-type-v", "f16"),
         *("--cache-ram", "1024", "--threads-http", "68", "--metrics", "--offline", "--no-ui"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "given"),
+    [
+        ("llama3.1", ("--chat-template-kwargs", '{"date_string": "26 Jul 2024"}')),
+        ("gemma3", ()),
+        ("qwen3", ()),
+    ],
+)
+def test_the_templates_own_date_is_kept_good(template: str, given: tuple[str, ...]) -> None:
+    """llama-server would say today's, and vLLM would not."""
+    engine, plan = make_plan(DeviceChoice("cuda"))
+    path = Path(__file__).parent.parent / "data" / "chat_templates" / f"{template}.jinja"
+    argv = engine.command(replace(plan, chat_template_path=path), 9001).argv
+    assert argv == (*engine.command(plan, 9001).argv, "--chat-template-file", str(path), *given)
+
+
+def test_a_template_that_asks_for_the_date_gets_it_good(tmp_path: Path) -> None:
+    engine, plan = make_plan(DeviceChoice("cuda"))
+    path = tmp_path / "t.jinja"
+    path.write_text(
+        '{% if strftime_now is defined %}{% else %}{% set date_string = "26 Jul 2024" %}{% endif %}'
+    )
+    assert engine.command(replace(plan, chat_template_path=path), 9001).argv[-1] == str(path)
 
 
 def test_every_key_and_option_good() -> None:
