@@ -144,7 +144,7 @@ def test_declared_pins_and_bounds_hold_in_the_lock_file_good() -> None:
 
 
 def test_no_path_of_a_single_machine_is_committed_good() -> None:
-    private = re.compile(r"(?<![\w./$~-])/(?:work|farm|root)/[\w.]|/tmp/(?:bash_jobs|models)")
+    private = re.compile(r"(?<![\w./$~:-])/(?:work|farm|root)/[\w.]|/tmp/(?:bash_jobs|models)")
     found = []
     for path in committed():
         if path.is_relative_to(ROOT / "tests" / "data"):
