@@ -202,6 +202,8 @@ def _own_date(plan: Plan) -> str | None:
     llama-server would put today's in its place, and so change the text that every other engine reads.
     """
     path = plan.chat_template_path
-    template = path.read_text("utf-8") if path else getattr(plan.header, "chat_template", None) or ""
+    template = getattr(plan.header, "chat_template", None) or ""
+    if path is not None:
+        template = path.read_text("utf-8") if path.is_file() else ""
     found = OWN_DATE.search(template)
     return found[1] if found and "strftime_now" not in template else None
