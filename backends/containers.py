@@ -164,6 +164,20 @@ class Container:
         said = self.client.tell("ps", *wanted, "--format", "{{.ID}} {{.Ports}}")
         return said.well and bool(said.text) and (not self.published or f":{port}->" in said.text)
 
+    def init(self, proc: Path = Path("/proc")) -> int | None:
+        """Return the pid that its first process has here; None when it isn't up, or runs elsewhere."""
+        ids = self.client.find(LAUNCH, self.launch)
+        if not ids.well or not ids.text:
+            return None
+        which = ids.text.split()[0]
+        said = self.client.tell("inspect", "--type", "container", "--format", "{{.State.Pid}}", which)
+        try:
+            # a daemon in a virtual machine counts its own processes: only the kernel's word is taken
+            ours = which in (proc / str(int(said.text)) / "cgroup").read_text()
+        except (OSError, ValueError):
+            return None
+        return int(said.text) if ours else None
+
     def end(self, patience: float | None = None) -> tuple[str, ...]:
         """Make sure that it is gone; returns what is still there."""
         return self.client.end(self.launch, PATIENCE if patience is None else patience)

@@ -173,6 +173,7 @@ class Child:
         self.ever: set[int] = set()
         self.gpus: Watch | None = None
         self.container: Container | None = None
+        self.inside: int | None = None  # the container's first process, once it is known
 
     async def launch(
         self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
@@ -274,11 +275,19 @@ class Child:
         """Say whether what listens on a port is this engine."""
         return self.container.owns(port) if self.container else owns_port(self.tree(), port)
 
+    def look(self) -> Sample:
+        """Return what it has done so far, after finding out what there is."""
+        if self.container is not None and self.inside is None:
+            self.inside = self.container.init()
+        return self.sample()
+
     def sample(self) -> Sample:
-        """Return what the whole tree has done so far."""
+        """Return what the whole tree has done so far, and its container where that is known."""
         cpu, read, rss = 0.0, 0, 0
         tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-        for pid in self.tree():
+        # not in `tree`: a container's processes are its daemon's to end, and no signal goes to them
+        inside = [self.inside, *guardian.descendants(self.inside)] if self.inside else []
+        for pid in (*self.tree(), *inside):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
                 cpu += sum(int(field) for field in fields[11:15]) / tick

@@ -121,12 +121,12 @@ async def wait_stalled(child: Child, seconds: float, stage: Callable[[str], None
 
     """
     loop = asyncio.get_running_loop()
-    last = await asyncio.to_thread(child.sample)
+    last = await asyncio.to_thread(child.look)
     moved = seen = loop.time()
     shown = ""
     while True:
         await asyncio.sleep(STALL_SAMPLE_SECONDS)
-        now, current = loop.time(), await asyncio.to_thread(child.sample)
+        now, current = loop.time(), await asyncio.to_thread(child.look)
         if current.moved_since(last, now - seen):
             moved = now
         last, seen = current, now

@@ -471,6 +471,27 @@ def test_engine_that_crashes_in_its_container_is_started_anew_ugly(
     assert len(docker.containers()) == 1
 
 
+def test_work_inside_a_container_is_progress_where_it_can_be_seen_good(
+    docker: Docker, boxed: Callable[..., LlamaServer], tmp_path: Path
+) -> None:
+    backend = boxed({"memory": 64 << 20})
+    backend.start(timeout=60)
+    child = backend.life.child
+    assert child is not None
+    assert child.container is not None
+    (which,) = docker.containers()
+    pid = docker.client.tell("inspect", "--format", "{{.State.Pid}}", which).text
+    # as in a virtual machine: the number is somebody else's here
+    assert child.container.init() is None
+    alone = child.look().rss
+    (tmp_path / "proc" / pid).mkdir(parents=True)
+    (tmp_path / "proc" / pid / "cgroup").write_text(f"0::/system.slice/docker-{which}.scope\n")
+    child.inside = child.container.init(tmp_path / "proc")
+    assert child.inside == int(pid)
+    assert child.look().rss > alone + (64 << 20)
+    assert child.inside not in child.tree(), "it gets no signal"
+
+
 @pytest.fixture
 def owner(
     docker: Docker, fake_profile: Callable[..., Profile]

@@ -269,6 +269,8 @@ class Handler(socketserver.StreamRequestHandler):
 
     def do_inspect(self, order: dict[str, Any]) -> str:
         found = [self.server.find(name) for name in order["names"]]
+        if order["format"] == "{{.State.Pid}}":
+            return "".join(f"{each.process.pid if each.process else 0}\n" for each in found)
         return json.dumps([{"Id": each.id, "Name": f"/{each.name}"} for each in found]) + "\n"
 
     def do_stop(self, order: dict[str, Any]) -> str:
@@ -324,7 +326,13 @@ def order_of(words: list[str]) -> dict[str, Any]:
             flags["all"] = True
         elif verb == "ps" and word in ("--quiet", "-q", "--no-trunc"):
             continue
-        elif (verb, word) in {("ps", "--filter"), ("ps", "--format"), ("stop", "-t"), ("inspect", "--type")}:
+        elif (verb, word) in {
+            ("ps", "--filter"),
+            ("ps", "--format"),
+            ("stop", "-t"),
+            ("inspect", "--type"),
+            ("inspect", "--format"),
+        }:
             value, at = rest[at], at + 1
             if word == "--filter":
                 flags["filters"].append(value)
