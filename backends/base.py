@@ -334,7 +334,7 @@ class SubprocessBackend(Engine):
                 life.load_s = round(life.ready_at - began, 3)
                 if not self._stopping:
                     life.current = endpoint
-                    life.become(State.READY, url=endpoint.url, load_s=life.load_s)
+                    life.become(State.READY, engine_url=endpoint.url, load_s=life.load_s)
             why = await self._watch(child, endpoint)
             ended, tail = child.exit or process.Exit(None, None), child.tail.lines(TAIL_LINES)
             known, uptime = self.diagnose(child), seconds_since(life.ready_at)

@@ -47,6 +47,8 @@ class Engine:
         gpu_memory: reads what processes hold of a GPU.
         port_taken: what its log says when somebody else has the port.
         failures: its known messages.
+        stages: finds the log lines that tell how far a load has come.
+        noise_on_cpu: finds log lines that mean nothing where no GPU is wanted; they are not shown.
 
     """
 
@@ -65,6 +67,8 @@ class Engine:
     gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
     failures: ClassVar[tuple[Failure, ...]] = ()
+    stages: ClassVar[re.Pattern[str]] = re.compile("")
+    noise_on_cpu: ClassVar[re.Pattern[str] | None] = None
 
     recipe: ClassVar[Recipe | None] = None
 
@@ -140,6 +144,7 @@ def ask_devices(
         return kinds
     if named_by_user:  # a wrapper need not answer questions
         return anything
+    answer.refuse_silence(binary.argv[0])
     said = (answer.text.strip().splitlines() or ["nothing"])[0]
     raise BinaryMissing(
         f"{binary.argv[0]}: is not a {engine.name}: --list-devices answered {said[:200]!r}",

@@ -82,6 +82,7 @@ async def launch(
     child.container = containers.of(plan, name, engine.environ)
     if plan.device.gpus:
         child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
+    child.tail.noise = engine.noise_on_cpu if plan.device.kind == "cpu" else None
     spawned(child)
     record: dict[str, Any] = {
         "name": plan.profile.name,
@@ -158,7 +159,9 @@ async def _until_ready(
         try:
             async with asyncio.timeout(timeouts.start or None):
                 await first(
-                    ready(), child.exited.wait(), readiness.wait_stalled(child, timeouts.stall, stage)
+                    ready(),
+                    child.exited.wait(),
+                    readiness.wait_stalled(child, timeouts.stall, stage, engine.stages),
                 )
         except TimeoutError:
             raise StartTimeout(

@@ -116,6 +116,11 @@ class LlamaServer(SubprocessBackend):
     progress = re.compile(r"^llamacpp:n_decode_total (\S+)", re.MULTILINE)
     port_taken = re.compile(r"couldn't bind HTTP server socket")
     failures = LLAMA_SERVER_FAILURES
+    # neither warnings nor the probe's own request
+    stages = re.compile(r"^(?!\S+ [WED] |\S+ I slot |warning: )")
+    noise_on_cpu = re.compile(
+        r"^warning: (no usable GPU found|one possible reason is that llama\.cpp|consult docs/build\.md)"
+    )
 
     @classmethod
     def devices_of(cls, answer: Answer) -> frozenset[str] | None:

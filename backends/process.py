@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import marshal
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -124,6 +125,7 @@ class Tail:
         self.path = path
         self.begin = path.stat().st_size if path.exists() else 0
         self.inode = path.stat().st_ino if path.exists() else None
+        self.noise: re.Pattern[str] | None = None  # lines that are left out
 
     def text(self, limit: int = 1 << 18) -> str:
         """Return at most the last `limit` bytes of this launch's output, decoded leniently."""
@@ -139,7 +141,8 @@ class Tail:
 
     def lines(self, count: int) -> list[str]:
         """Return the last `count` non-empty lines of this launch."""
-        return [line.rstrip() for line in self.text().split("\n") if line.strip()][-count:]
+        lines = (line.rstrip() for line in self.text().split("\n") if line.strip())
+        return [line for line in lines if not (self.noise and self.noise.search(line))][-count:]
 
     def size(self) -> int:
         """Return a number that grows whenever something is logged."""

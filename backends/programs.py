@@ -45,11 +45,21 @@ class Answer:
     Attributes:
         code: its exit code; None when it was killed for taking too long or could not be run.
         text: stdout and stderr together.
+        late: whether it was killed for taking too long.
 
     """
 
     code: int | None
     text: str
+    late: bool = False
+
+    def refuse_silence(self, program: str) -> None:
+        """Raise `BinaryMissing` when no answer came in time: that says nothing of what it is."""
+        if self.late:
+            raise BinaryMissing(
+                f"{program}: no answer within {PROBE_SECONDS:g} s",
+                advice="is the machine busy? try again, or see whether it runs by hand",
+            )
 
 
 def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, str]) -> Binary:
@@ -111,7 +121,10 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Answer:
         stamp = (stat.st_size, stat.st_mtime_ns)
     except OSError:
         stamp = (0, 0)
-    return _ask(tuple(argv), tuple(sorted(environ.items())), stamp)
+    try:
+        return _ask(tuple(argv), tuple(sorted(environ.items())), stamp)
+    except subprocess.TimeoutExpired:  # not remembered: it may have been busy
+        return Answer(None, "", late=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -126,6 +139,6 @@ def _ask(argv: tuple[str, ...], environ: tuple[tuple[str, str], ...], stamp: tup
             timeout=PROBE_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return Answer(None, str(error))
     return Answer(done.returncode, done.stdout.decode("utf-8", "replace"))

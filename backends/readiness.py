@@ -19,6 +19,7 @@ from orchestrator.errors import PortTaken, StartError, StartStalled
 
 PROBE_SECONDS = 2.0
 STALL_SAMPLE_SECONDS = 1.0
+STAGE_LINES = 20  # among which one is looked for that tells of progress
 
 
 class Probe:
@@ -113,8 +114,12 @@ async def wait_ready(probe: Probe, child: Child, *, health: str, port: int) -> N
         raise StartError(f"healthy, but {problem}")
 
 
-async def wait_stalled(child: Child, seconds: float, stage: Callable[[str], None]) -> None:
-    """Return by raising when the tree makes no progress for `seconds`; tells each new log line to `stage`.
+async def wait_stalled(
+    child: Child, seconds: float, stage: Callable[[str], None], stages: re.Pattern[str]
+) -> None:
+    """Return by raising when the tree makes no progress for `seconds`.
+
+    Tells `stage` the newest log line, each second in which it is another one, of those that match `stages`.
 
     Raises:
         StartStalled: no log line, no CPU, no bytes read and no memory growth for that long.
@@ -130,9 +135,9 @@ async def wait_stalled(child: Child, seconds: float, stage: Callable[[str], None
         if current.moved_since(last, now - seen):
             moved = now
         last, seen = current, now
-        lines = child.tail.lines(1)
-        if lines and lines[0] != shown:
-            shown = lines[0]
+        newest = next(filter(stages.search, reversed(child.tail.lines(STAGE_LINES))), shown)
+        if newest != shown:
+            shown = newest
             stage(shown)
         if seconds and now - moved >= seconds:
             raise StartStalled(

@@ -103,6 +103,7 @@ def look(program: str, environ: Mapping[str, str]) -> Environment:
     """
     python = interpreter(Path(program))
     answer = ask((python, "-I", "-c", QUESTION), environ)
+    answer.refuse_silence(program)
     try:
         found = json.loads(answer.text.strip().split("\n")[-1])
         files = set(found["files"])

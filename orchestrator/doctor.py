@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.backend import Binary
 from orchestrator.hardware import (
     MASKS,
+    NO_ANSWER,
     Gpu,
     GpuMemory,
     LlamaDevice,
@@ -74,6 +75,9 @@ def look_at(name: str, binary: Binary, run: Runner = run_program) -> Engine:
     version = run([*binary.argv, "--version"], PROBE_TIMEOUT)
     if version.code != 0:
         last = (version.err or version.out).strip().splitlines() or [f"exit code {version.code}"]
+        if version.code is None and last[-1].startswith(NO_ANSWER):
+            advice = f"is the machine busy? try again, or see for yourself: {path} --version"
+            return Engine(name, path, binary.source, problem=f"it gave {last[-1]}", advice=advice)
         return Engine(name, path, binary.source, problem=f"it does not run: {last[-1]}")
     said = f"{version.out}\n{version.err}".splitlines()
     number = next((line.partition(":")[2].strip() for line in said if line.startswith("version:")), None)

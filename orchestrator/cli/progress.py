@@ -136,7 +136,7 @@ class Live:
 
     def _event(self, name: str, event: str, state: str, fields: Mapping[str, Any]) -> None:
         if event == "state" and state in {"stopped", "failed", "stuck", "ready"}:
-            self._without_rows(name, lambda: None)
+            self._without_rows(name, lambda: err(f"{name}: stopped") if state == "stopped" else None)
         elif said := remark(name, event, fields):
             self._without_rows(None, lambda: err(said))
         elif event == "stage":

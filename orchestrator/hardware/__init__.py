@@ -5,12 +5,13 @@ from orchestrator.hardware.devices import KINDS, MASKS, DeviceChoice, choose
 from orchestrator.hardware.gpu import Gpu, Kfd, Machine, PciCard
 from orchestrator.hardware.listing import LlamaDevice, parse_llama_devices, supported_kinds
 from orchestrator.hardware.memory import GpuMemory, Returned, Snapshot, Watch, unreturned
-from orchestrator.hardware.probe import Ran, Runner, Tree, run_program
+from orchestrator.hardware.probe import NO_ANSWER, Ran, Runner, Tree, run_program
 from orchestrator.hardware.targets import built_for, overridden, runs_on
 
 __all__ = [
     "KINDS",
     "MASKS",
+    "NO_ANSWER",
     "DeviceChoice",
     "Gpu",
     "GpuMemory",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_LIMIT = 1 << 18  # bytes; sysfs files are at most a page, libdrm's name table is about 25 kB
+NO_ANSWER = "no answer"  # how the words for a passed deadline begin
 PROGRAM_TIMEOUT = 10.0  # seconds; nvidia-smi takes some 2 s when the driver has to wake the card
 
 
@@ -159,7 +160,7 @@ def run_program(argv: Sequence[str], timeout: float = PROGRAM_TIMEOUT) -> Ran:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        return Ran(None, err=f"no answer within {timeout:g} s")
+        return Ran(None, err=f"{NO_ANSWER} within {timeout:g} s")
     except (OSError, ValueError) as error:
         return Ran(None, err=(getattr(error, "strerror", None) or str(error)).lower())
     return Ran(

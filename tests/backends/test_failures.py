@@ -11,6 +11,7 @@ from backends.failures import Failure, diagnose
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.failures_vllm import VLLM_FAILURES
 from backends.llama_server import LlamaServer
+from backends.process import Tail
 from orchestrator.backend import State
 from orchestrator.errors import ExitedEarly
 from tests.backends.conftest import Recorder, launches
@@ -190,3 +191,31 @@ def test_patterns_are_quick_on_a_long_log_ugly() -> None:
     log += "Free memory on device " * 2000
     for table in TABLES.values():
         assert diagnose(table, log) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "tells"),
+    [
+        ("0.00.027.026 I srv    load_model: loading model 'gemma.gguf'", True),
+        ("0.04.616.767 I srv    load_model: initializing, n_slots = 4", True),
+        ("0.01.145.892 W load: control-looking token:    212 '</s>' was not control-type", False),
+        ("0.04.776.311 I slot launch_slot_: id  3 | task 0 | processing task, is_child = 0", False),
+        ("warning: consult docs/build.md for compilation instructions", False),
+    ],
+)
+def test_only_lines_that_tell_of_progress_are_stages_good(line: str, tells: bool) -> None:
+    assert bool(LlamaServer.stages.search(line)) == tells
+
+
+def test_what_means_nothing_on_a_cpu_is_not_among_the_last_words_good(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    tail = Tail(log)
+    log.write_text(
+        "warning: no usable GPU found, --gpu-layers option will be ignored\n"
+        "warning: one possible reason is that llama.cpp was compiled without GPU support\n"
+        "warning: consult docs/build.md for compilation instructions\n"
+        "error: the cause\n"
+    )
+    assert len(tail.lines(20)) == 4
+    tail.noise = LlamaServer.noise_on_cpu
+    assert tail.lines(20) == ["error: the cause"]

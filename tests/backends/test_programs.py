@@ -93,3 +93,17 @@ def test_a_program_that_can_not_be_run_ugly(tmp_path: Path) -> None:
     path.write_bytes(b"\x7fELF nonsense")
     path.chmod(0o755)
     assert programs.ask((str(path),), {}).code is None
+
+
+def test_a_program_that_is_late_is_not_called_a_wrong_one_bad(
+    script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script("late", "exec sleep 60")
+    monkeypatch.setattr(programs, "PROBE_SECONDS", 0.2)
+    environ = {"LLAMA_SERVER_PATH": str(path), "PATH": "/bin:/usr/bin"}
+    with pytest.raises(BinaryMissing, match=r"no answer within 0\.2 s") as raised:
+        LlamaServer.drives(LlamaServer.locate(environ), environ)
+    assert "busy" in (raised.value.advice or "")
+    assert LlamaServer.drives(LlamaServer.locate(environ), environ, named_by_user=True)
+    path.write_text("#!/bin/sh\necho Available devices:\n")  # asked anew
+    assert LlamaServer.drives(LlamaServer.locate(environ), environ) == {"cpu"}

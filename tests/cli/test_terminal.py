@@ -83,6 +83,7 @@ def test_up_shows_stage_and_time_while_it_loads_good(terminal: Callable[..., Ter
     up.until("stage 1 of 2")
     up.until("ready slow http://127.0.0.1:")
     up.type("\x03")
+    up.until("slow: stopped")
     assert up.wait() == 0
     assert "Traceback" not in up.seen
 

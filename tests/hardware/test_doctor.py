@@ -226,13 +226,15 @@ def test_engine_is_looked_at_good(tmp_path):
     [
         (Ran(127, err="x\nerror while loading shared libraries: libamdhip64.so.7\n"),
          "it does not run: error while loading shared libraries: libamdhip64.so.7"),
-        (Ran(None, err="no answer within 20 s"), "it does not run: no answer within 20 s"),
+        (Ran(None, err="no answer within 20 s"), "it gave no answer within 20 s"),
+        (Ran(None, err="permission denied"), "it does not run: permission denied"),
         (Ran(1), "it does not run: exit code 1"),
     ],
 )  # fmt: skip
 def test_engine_that_does_not_run_says_why_bad(ran, problem):
     engine = look_at("llama-server", Binary(("/nowhere/llama-server",), "PATH"), lambda argv, timeout: ran)
     assert (engine.problem, engine.version) == (problem, None)
+    assert ("busy" in (engine.advice or "")) == ("no answer" in problem)
 
 
 # -- memory, limits, disk, ports --------------------------------------------------------------------------
