@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiohttp.http import HttpVersion11
@@ -71,6 +72,26 @@ class Handler(Protocol):
         """End the answer now, as well as it can be: the gateway stops."""
 
 
+@dataclass(slots=True)
+class Queued:
+    """A request that waits for its turn on a connection.
+
+    Attributes:
+        message: its head.
+        payload: where its body arrives.
+        failure: why it will be refused in its turn, or None.
+        parts: what has come of its body; counted as held.
+        size: bytes in `parts`.
+
+    """
+
+    message: RequestMessage
+    payload: StreamReader
+    failure: Failure | None
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
 class Client(asyncio.Protocol):
     """One client's connection.
 
@@ -87,7 +108,7 @@ class Client(asyncio.Protocol):
         self._loop = gateway.loop
         self._limits = gateway.limits
         self._parser = request_parser(gateway.loop)
-        self._pending: deque[tuple[RequestMessage, StreamReader]] = deque()
+        self._pending: deque[Queued] = deque()
         self._message: RequestMessage | None = None
         self._payload: StreamReader | None = None
         self._parts: list[bytes] = []
@@ -97,6 +118,7 @@ class Client(asyncio.Protocol):
         self._close = False
         self._unread = False
         self._deaf = False
+        self._full = False
         self._partial = False
         self._advancing = False
 
@@ -113,7 +135,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - gone is gone
         """Whatever was under way for this client ends."""
         self._deaf = True
-        self._pending.clear()
+        self._drop_pending()
         self.drop_body()
         handler, self._handler = self._handler, None
         self._gateway.forget(self)
@@ -139,15 +161,19 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and go on with whatever that completes."""
-        if self._deaf:
-            return
+        if self._deaf or self._full:
+            return  # read all the same: only a connection that is read tells that the client has left
         try:
             messages, _, _ = self._parser.feed_data(data)
         except Exception:  # aiohttp has several; each means that this is not HTTP
             self._malformed()
             return
+        if self._pending:
+            self._hold(self._pending[-1])
+        for message, payload in messages:
+            self._pending.append(Queued(message, payload, self._gateway.refusal(message)))
+            self._hold(self._pending[-1])
         if messages:
-            self._pending.extend(messages)
             self._partial = False
             if len(self._pending) > MAX_PIPELINED:
                 self._transport.pause_reading()
@@ -161,26 +187,45 @@ class Client(asyncio.Protocol):
 
     # -- requests -------------------------------------------------------------------------------
 
+    def _hold(self, queued: Queued) -> None:
+        """Take what has come of a body before its turn; of one that will be refused nothing is kept."""
+        data = b""
+        with contextlib.suppress(Exception):  # a broken body; that is told in its turn
+            data = queued.payload.read_nowait()
+        if data and queued.failure is None:
+            queued.parts.append(data)
+            queued.size += len(data)
+            queued.failure = self._gateway.hold_body(len(data), queued.size)
+        if queued.failure is not None:
+            self._gateway.release_body(queued.size)
+            queued.parts, queued.size = [], 0
+            # its answer will close the connection, so nothing behind its head matters
+            self._full = not queued.payload.is_eof()
+
+    def _drop_pending(self) -> None:
+        self._gateway.release_body(sum(queued.size for queued in self._pending))
+        self._pending.clear()
+
     def _next(self) -> None:
         if self._advancing:
             return
         self._advancing = True
         try:
             while self._pending and self._message is None and not self.paused and not self._deaf:
-                message, payload = self._pending.popleft()
+                queued = self._pending.popleft()
                 if len(self._pending) == MAX_PIPELINED:
                     self._transport.resume_reading()
-                self._take(message, payload)
+                self._take(queued)
         finally:
             self._advancing = False
 
-    def _take(self, message: RequestMessage, payload: StreamReader) -> None:
-        self._message, self._payload = message, payload
+    def _take(self, queued: Queued) -> None:
+        message, payload = self._message, self._payload = queued.message, queued.payload
+        self._parts, self._size = queued.parts, queued.size
         self._close = message.should_close or message.version < HttpVersion11
         self._chunked = message.version >= HttpVersion11
-        failure = self._gateway.refusal(message)
-        if failure is not None:
-            self.fail(failure)
+        if queued.failure is not None:
+            self.fail(queued.failure)
             return
         if not payload.is_eof() and message.headers.get("Expect", "").lower() == "100-continue":
             self._transport.write(CONTINUE)
@@ -219,7 +264,7 @@ class Client(asyncio.Protocol):
 
     def _malformed(self) -> None:
         if self._message is not None and self._payload is None:
-            self._pending.clear()  # the request before it is still being answered
+            self._drop_pending()  # the request before it is still being answered
             self._deaf = self._close = True
             return
         self._close = self._unread = True
@@ -289,7 +334,7 @@ class Client(asyncio.Protocol):
         self.drop_body()
         if self._close or self._gateway.stopping:
             self._deaf = True
-            self._pending.clear()
+            self._drop_pending()
             self.deadline = self._loop.time() + (self._limits.linger if self._unread else self._limits.write)
             if self._unread and self._transport.can_write_eof():
                 self._transport.write_eof()

@@ -105,8 +105,12 @@ class Gateway:
                 f"{where} can't be listened on: {error.strerror or error}", advice="check --host and --port"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
-        for name, upstream in self._upstreams.items():
-            self.add(name, upstream)
+        try:
+            for name, upstream in self._upstreams.items():
+                self.add(name, upstream)
+        except BaseException:
+            await self.stop(0)
+            raise
         self._sweep()
         return self.port
 
