@@ -113,7 +113,9 @@ class Log:
 
     def open(self) -> None:
         """Open the current file for appending."""
-        self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # neither a link to elsewhere nor a pipe that nobody reads is a log
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self.fd = os.open(self.path, flags, 0o600)
         self.used = os.fstat(self.fd).st_size
 
     def write(self, data: bytes) -> None:
@@ -172,6 +174,7 @@ class Guardian:
         self.killed: set[int] = set()
         self.leader = 0
         self.leader_alive = False
+        self.childless = False  # as the kernel said when it was last asked
         self.deadline: float | None = None  # when the tree gets KILL
         self.helpers: set[int] = set()  # what was run to stop it, or to clean up
         self.cleaning = False
@@ -192,7 +195,11 @@ class Guardian:
             messages, self.incoming = unpack(self.incoming + data)
         self.order, *self.early = messages  # a stop may have come together with it
         self.grace = float(self.order["grace"])
-        self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
+        try:
+            self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
+        except OSError as error:
+            self.say(error=f"its log can't be opened: {error.strerror}")
+            return False
         self.output, write_end = os.pipe()
         with ignoring(OSError):
             import fcntl
@@ -279,7 +286,9 @@ class Guardian:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self.childless = True
                 return
+            self.childless = False
             if pid == 0:
                 return
             if pid == self.leader:
@@ -300,6 +309,8 @@ class Guardian:
         """Past the deadline, kill what is left; True when nothing is."""
         left = descendants(os.getpid())
         now = time.monotonic()
+        if not left and not self.childless:
+            return False  # forked while we looked; for a subreaper only the kernel's word is final
         if not left:
             if self.leader_alive or self.cleaning or not self.order.get("clean_argv"):
                 return not self.leader_alive

@@ -20,6 +20,7 @@ from backends.lifecycle import TAIL_LINES
 from orchestrator import hardware, home
 from orchestrator.backend import Endpoint, Plan
 from orchestrator.errors import (
+    BackendError,
     BinaryMissing,
     ExitedEarly,
     PortTaken,
@@ -74,6 +75,7 @@ async def launch(
     """
     life, folder = engine.life, engine.life.folder
     assert folder is not None
+    home.private(folder.path)  # somebody may have tidied up
     port, name = lease.take(), secrets.token_hex(16)
     command = engine.prepared(plan, port, name)
     key = secrets.token_urlsafe(32)
@@ -108,16 +110,28 @@ async def launch(
             cwd=Path("/"),
             grace=plan.profile.timeouts.stop,
         )
+        if child.error and not child.missing:
+            raise StartError(
+                f"{life.title}: {child.error}",
+                profile=plan.profile.name,
+                advice=f"see to it that {folder.path} is yours and has room",
+            )
         if child.error:
             raise BinaryMissing(f"{life.title}: {command.argv[0]}: {child.error}", profile=plan.profile.name)
-        folder.write(
-            {
-                **record,
-                "session": child.pid,
-                "guardian": child.guardian_pid,
-                "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},
-            }
-        )
+        try:
+            folder.write(
+                {
+                    **record,
+                    "session": child.pid,
+                    "guardian": child.guardian_pid,
+                    "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},
+                }
+            )
+        except BackendError as error:
+            if not life.restarts:
+                raise
+            with life.changed:  # one that served goes on serving, the guardian does not need the record
+                life.tell("unrecorded", reason=str(error))
         with life.changed:
             life.tell("spawned", pid=child.pid, port=port)
         endpoint = Endpoint(f"http://127.0.0.1:{port}", key, plan.model_id, engine.dialect_for(plan))
@@ -240,13 +254,19 @@ async def _end(engine: SubprocessBackend, child: process.Child) -> None:
             async with asyncio.timeout(grace + patience):
                 await child.gone.wait()
         except TimeoutError:
+            # a guardian that is itself stopped passes nothing on: its end makes us end the tree in its stead
+            child.process.kill()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_PATIENCE):
+                    await child.gone.wait()
+        if not child.gone.is_set():
             survivors = child.survivors or child.tree()
             raise StopFailed(
                 f"{life.title}: survived a stop: pid {', '.join(map(str, survivors))}",
                 survivors=survivors,
                 profile=engine.profile.name,
                 advice="these processes resist SIGKILL (a hung driver?); see dmesg",
-            ) from None
+            )
     container = child.container
     if container and child.pid and (left := await asyncio.to_thread(container.end)):
         raise StopFailed(

@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends import guardian
 from orchestrator.backend import Command
+from orchestrator.errors import StartError
 from orchestrator.hardware import Watch
 from orchestrator.leftovers import end, start_time
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 LOG_BYTES = 16 << 20
 LOG_FILES = 3
+# ::1 and 127.0.0.1 in IPv6, as four little-endian words
+LOOPBACK_6 = ("00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+SPAWN_SECONDS = 60.0  # a guardian takes milliseconds; this ends waits on one that can't go on
 LISTEN = "0A"  # the state's number in /proc/net/tcp
 
 
@@ -94,22 +99,27 @@ def is_free(port: int) -> bool:
     return True
 
 
-def listeners(port: int) -> set[str]:
-    """Return the inodes of every socket that listens on a port, on any address."""
+def listeners(port: int, *, beyond: bool = False) -> set[str]:
+    """Return the inodes of the sockets that listen on a port; `beyond`: only those beyond loopback."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                address, _, number = fields[1].rpartition(":")
+                if fields[3] != LISTEN or int(number, 16) != port:
+                    continue
+                # an IPv4 address is one little-endian word: its first byte stands last
+                inside = address in LOOPBACK_6 or (len(address) == 8 and address.endswith("7F"))
+                if not (beyond and inside):
                     found.add(fields[9])
     return found
 
 
-def owns_port(pids: Sequence[int], port: int) -> bool:
-    """Say whether one of `pids` holds the socket that listens on a port."""
-    links = {f"socket:[{inode}]" for inode in listeners(port)}
-    for pid in pids:
+def owns_port(pids: Sequence[int], port: int, *, beyond: bool = False) -> bool:
+    """Say whether one of `pids` holds a socket that listens on a port; `beyond`: beyond loopback."""
+    links = {f"socket:[{inode}]" for inode in listeners(port, beyond=beyond)}
+    for pid in pids if links else ():
         with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
@@ -166,6 +176,7 @@ class Child:
         self.writer: asyncio.StreamWriter | None = None
         self.exit: Exit | None = None
         self.error: str | None = None
+        self.missing = False  # the error is that the program could not be run
         self.killed: list[int] = []
         self.survivors: list[int] = []
         self.spawned = asyncio.Event()
@@ -177,12 +188,15 @@ class Child:
         self.gpus: Watch | None = None
         self.container: Container | None = None
         self.inside: int | None = None  # the container's first process, once it is known
+        self._control: socket.socket | None = None
 
     async def launch(
         self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
     ) -> None:
         """Start the guardian, hand it its order and wait until the engine runs (or could not)."""
         ours, theirs = socket.socketpair()
+        self._control = ours
+        _launched.add(self)
         with theirs:
             try:
                 reader, self.writer = await asyncio.open_connection(sock=ours)
@@ -215,7 +229,12 @@ class Child:
             clean_argv=list(command.clean),
         )
         self._listener = asyncio.create_task(self._listen(reader))
-        await self.spawned.wait()
+        try:
+            async with asyncio.timeout(SPAWN_SECONDS):
+                await self.spawned.wait()
+        except TimeoutError:
+            self.process.kill()
+            raise StartError(f"the guardian did not start it within {SPAWN_SECONDS:g} s") from None
 
     def _say(self, **message: Any) -> None:
         if self.writer is None:  # nothing is there yet
@@ -234,7 +253,7 @@ class Child:
                     self.pid = message["spawned"]
                     self.spawned.set()
                 elif "error" in message:
-                    self.error = message["error"]
+                    self.error, self.missing = message["error"], "errno" in message
                     finished = True
                 elif "exited" in message:
                     self.exit = Exit(**message["exited"])
@@ -304,3 +323,19 @@ class Child:
     def stop(self, grace: float) -> None:
         """Ask for the end: TERM (or the command's own way) now, KILL to the tree after `grace` seconds."""
         self._say(stop=grace)
+
+    def disown(self) -> None:
+        """In a fork of the owner: let go of the inherited socket, which would hide the owner's end."""
+        if self._control is not None and (fd := self._control.detach()) >= 0:
+            os.close(fd)
+
+
+_launched: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for child in _launched:
+        child.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from backends.process import Child
+from backends.process import Child, owns_port
 from orchestrator.backend import Endpoint
 from orchestrator.errors import PortTaken, StartError, StartStalled
 
@@ -104,6 +104,13 @@ async def wait_ready(probe: Probe, child: Child, *, health: str, port: int) -> N
         await asyncio.sleep(min(0.25, 0.02 + (loop.time() - began) / 20))
     if not await asyncio.to_thread(child.owns, port):
         raise PortTaken(f"port {port} is served by a process that is not ours")
+    if child.container is None and await asyncio.to_thread(
+        lambda: owns_port(child.tree(), port, beyond=True)
+    ):
+        raise StartError(
+            f"it listens on port {port} beyond loopback, where anybody can reach it",
+            advice="let it listen on 127.0.0.1: write {host} where its command names an address",
+        )
     ids = await probe.model_ids()
     if probe.endpoint.model not in ids:
         raise StartError(

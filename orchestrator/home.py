@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import struct
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,14 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the state folder, made private if it had to be made."""
     named = environ.get("ORCHESTRATOR_HOME")
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    path = Path(named).expanduser() if named else Path(state).expanduser() / "orchestrator"
-    return private(path)
+    try:
+        path = Path(named).expanduser() if named else Path(state).expanduser() / "orchestrator"
+    except RuntimeError as error:
+        raise BackendError(
+            f"state folder: {named or state}: {error}", advice="set ORCHESTRATOR_HOME to a folder of yours"
+        ) from error
+    # others of ours use it from other working directories
+    return private(path.absolute())
 
 
 def private(path: Path) -> Path:
@@ -64,9 +71,20 @@ class RunFolder:
         self._lock: int | None = None
 
     def acquire(self) -> bool:
-        """Take ownership; False when a living process has it."""
+        """Take ownership; False when a living process has it.
+
+        Raises:
+            BackendError: the folder or its lock can't be made.
+
+        """
         private(self.path)
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BackendError(
+                f"state folder: {self.path / 'lock'} can't be opened: {error.strerror}",
+                advice=f"if nothing of yours runs from it, remove {self.path}",
+            ) from error
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WRITE_LOCK)
         except OSError:
@@ -76,6 +94,7 @@ class RunFolder:
         with contextlib.suppress(OSError):
             if os.fstat(fd).st_ino == (self.path / "lock").stat().st_ino:
                 self._lock = fd
+                _owned.add(self)
                 return True
         os.close(fd)
         return False
@@ -106,26 +125,58 @@ class RunFolder:
     def release(self, *, remove: bool = False, forget: bool = True) -> None:
         """Give ownership up and forget the record; the log stays unless the whole folder is to go."""
         if self._lock is not None:
-            if forget:
-                (self.path / "record.json").unlink(missing_ok=True)
-            if remove:
-                shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # what can't be removed is swept later; the lock goes anyway
+                if forget:
+                    (self.path / "record.json").unlink(missing_ok=True)
+                if remove:
+                    shutil.rmtree(self.path, ignore_errors=True)
+            fd, self._lock = (
+                self._lock,
+                None,
+            )  # first, so that a fork never closes what has this number by then
+            os.close(fd)
+
+    def disown(self) -> None:
+        """In a fork of the owner: let go of the inherited descriptor, which would keep the lock alive."""
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Replace the record; a reader sees the old one or the new one, never a part."""
+        """Replace the record; a reader sees the old one or the new one, never a part.
+
+        Raises:
+            BackendError: the folder can't be written.
+
+        """
         temporary = self.path / ".record"  # one name: what a killed owner left half-written is overwritten
-        temporary.write_text(json.dumps(record, indent=1))
-        temporary.replace(self.path / "record.json")
+        try:
+            temporary.write_text(json.dumps(record, indent=1))
+            temporary.replace(self.path / "record.json")
+        except OSError as error:
+            raise BackendError(
+                f"state folder: {self.path} can't be written: {error.strerror}",
+                advice="make room and see to it that it is yours, or set ORCHESTRATOR_HOME to another folder",
+            ) from error
 
     def read(self) -> dict[str, Any] | None:
-        """Return the record, None when there is none."""
+        """Return the record, None when there is none that makes sense."""
         try:
             record = json.loads((self.path / "record.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) else None
+
+
+_owned: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for folder in _owned:
+        folder.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def run_folders(root: Path) -> Iterator[RunFolder]:

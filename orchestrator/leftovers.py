@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.container_client import recorded
+from orchestrator.errors import BackendError
 from orchestrator.home import RunFolder, run_folders
 
 PATIENCE = 5.0  # seconds for a swept tree to be gone
@@ -90,10 +91,12 @@ def _environment(pid: int) -> list[bytes] | None:
 def end(session: int, cookie: str, known: Mapping[int, int], patience: float = PATIENCE) -> tuple[int, ...]:
     """Kill what is left of a launch and wait until it is gone; returns what resisted."""
     deadline = time.monotonic() + patience
-    while left := strays(session, cookie, known):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    # one look is not enough: what forks while /proc is read can hide from it
+    while left := strays(session, cookie, known) or strays(session, cookie, known):
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped, none of them forks while others are killed
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         if time.monotonic() > deadline:
             return tuple(left)
         time.sleep(0.02)
@@ -109,7 +112,10 @@ def sweep(root: Path) -> dict[str, tuple[int, ...]]:
     resisted = {}
     for folder in run_folders(root):
         record = folder.read()
-        if not (record or folder.temporary) or not folder.acquire():
+        try:
+            if not (record or folder.temporary) or not folder.acquire():
+                continue
+        except BackendError:  # nobody's work of ours: who wants this folder is told
             continue
         left: tuple[int, ...] = ()
         container: tuple[str, ...] = ()
@@ -134,7 +140,8 @@ def acquire(folder: RunFolder, patience: float = 3 * PATIENCE) -> bool:
         record = folder.read()
         if record is None:  # just swept, or just being started
             return folder.acquire()
-        if start_time(int(record.get("owner") or 0)) is not None or time.monotonic() > deadline:
+        owner = record.get("owner")
+        if (isinstance(owner, int) and start_time(owner) is not None) or time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True

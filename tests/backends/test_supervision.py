@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from backends.llama_server import LlamaServer
+from orchestrator import home
 from orchestrator.backend import Endpoint, Plan, State
 from orchestrator.errors import (
     BackendError,
@@ -32,7 +34,7 @@ from orchestrator.errors import (
 )
 from orchestrator.hardware import Gpu, GpuMemory
 from orchestrator.profile import ModelSpec, Profile
-from tests.backends.conftest import Recorder, alive, launches, wait_gone
+from tests.backends.conftest import ENGINE, Recorder, alive, launches, wait_gone
 
 Make = Callable[..., LlamaServer]
 
@@ -541,3 +543,78 @@ def test_an_end_while_it_warms_up_leaves_no_worker_ugly(engine: Make, number: in
     os.kill(leader, number)
     heard.wait_state(State.READY)
     assert not alive(pids)
+
+
+WIDE = """
+import os, sys
+argv = ["0.0.0.0" if word == "127.0.0.1" else word for word in sys.argv[1:]]
+os.execv(sys.executable, [sys.executable, *argv])
+"""
+
+
+def test_an_engine_that_listens_beyond_loopback_is_refused_bad(engine: Make) -> None:
+    backend = engine(command=(sys.executable, "-c", WIDE, str(ENGINE)))
+    with pytest.raises(StartError, match="beyond loopback") as caught:
+        backend.start(timeout=60)
+    assert "127.0.0.1" in str(caught.value.advice)
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link"])
+def test_a_log_that_can_not_be_opened_is_said_at_once_bad(
+    fake_profile: Callable[..., Profile], tmp_path: Path, what: str
+) -> None:
+    backend = LlamaServer(fake_profile(), instance="fake")
+    log = home.home() / "run" / backend.instance / "engine.log"
+    log.parent.mkdir(parents=True)
+    if what == "folder":
+        log.mkdir()
+    elif what == "pipe":
+        os.mkfifo(log)
+    else:
+        log.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartError, match="its log can't be opened"):
+        backend.start(timeout=60)
+    assert launches(tmp_path) == 0
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_state_folder_named_relatively_stays_where_it_was_good(
+    engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", "relative")
+    backend = engine()
+    backend.start(timeout=60)
+    assert Path(backend.status()["log"]).is_relative_to(tmp_path / "relative")
+    assert Path(backend.status()["log"]).stat().st_size > 0
+
+
+@pytest.mark.parametrize("harm", ["record", "deleted"])
+def test_a_state_folder_that_breaks_ends_no_service_ugly(engine: Make, harm: str) -> None:
+    backend = engine({"launches": [{}]})
+    heard = Recorder(backend)
+    backend.start(timeout=60)
+    folder = Path(backend.status()["log"]).parent
+    if harm == "record":
+        (folder / "record.json").unlink()
+        (folder / "record.json" / "in the way").mkdir(parents=True)
+    else:
+        shutil.rmtree(folder)
+    os.kill(heard.wait(lambda event: event.name == "spawned").fields["pid"], signal.SIGKILL)
+    heard.wait_state(State.READY, 2)
+    backend.stop()
+    assert backend.state is State.STOPPED
+
+
+def test_a_stopped_guardian_does_not_keep_its_engine_ugly(
+    engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.launch.END_PATIENCE", 1.0)
+    backend = engine({"children": ["session"]}, timeouts={"start": 30, "stop": 0.5, "stall": 30})
+    backend.start(timeout=60)
+    pids = backend.status()["engine_pids"]
+    guardian = psutil.Process(pids[0]).ppid()
+    os.kill(guardian, signal.SIGSTOP)
+    backend.stop()
+    assert backend.state is State.STOPPED
+    assert not alive([*pids, guardian])
