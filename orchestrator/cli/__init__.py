@@ -64,6 +64,15 @@ def _usage_fault(error: Exception) -> dict[str, Any] | None:
     }
 
 
+_WORDS = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be a valid": "must be a valid",
+}
+
+
 def _lowered(message: str) -> str:
     first = message.strip().rstrip(".")
+    for theirs, ours in _WORDS.items():
+        first = first.replace(theirs, ours)
     return first[:1].lower() + first[1:]

@@ -38,8 +38,11 @@ def models(
     """List the models in some folders, below them, and where models usually are."""
     from orchestrator import inventory
     from orchestrator.cli import console
+    from orchestrator.cli.faults import UsageError
 
     places = tuple(Path(folder).expanduser() for folder in folders or ()) or inventory.places()
+    if missing := [str(place) for place in places if folders and not place.exists()]:
+        raise UsageError(f"models: no such folder: {', '.join(missing)}")
     found = inventory.scan(places, cache=None if fresh else inventory.cache_file())
     kinds = () if show_all or as_json else ("model", "broken")
     shown = inventory.select(
@@ -52,7 +55,7 @@ def models(
     if whole:
         console.out(_table(whole))
     elif places:
-        console.err(f"models: none found in {', '.join(map(str, places))}")
+        console.err(f"models: none found in {', '.join(map(str, places))}; `orchestrator pull` fetches one")
     else:
         console.err("models: none of the usual places is there; name a folder, or set ROCM_MODEL_DIR")
     for each in shown:
@@ -92,7 +95,7 @@ def _table(entries: list[Entry]) -> str:
     parts = any(each.kind != "model" for each in entries)
     rows = [
         [
-            console.printable(each.name or "-")[:40],
+            _cut(console.printable(each.name or "-"), 40),
             *([each.kind] if parts else []),
             each.architecture or "-",
             _count(each.parameters),
@@ -108,6 +111,10 @@ def _table(entries: list[Entry]) -> str:
     ]
     headings = ["NAME", *(["KIND"] if parts else []), "ARCH", "PARAMS", "QUANT", "BITS", "SIZE", "CONTEXT"]
     return console.table(rows, [*headings, "TEMPLATE", "ENGINE", "PATH"])
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _count(parameters: int | None) -> str:

@@ -56,7 +56,9 @@ def _document(plan: Plan, command: Command, key_variable: str | None) -> documen
         binary=documents.Binary(argv=list(plan.binary.argv), source=plan.binary.source),
         model=_model(plan),
         argv=list(command.argv),
-        environment=documents.Environment(set=given, removed=list(command.unset)),
+        environment=documents.Environment(
+            set=given, removed=[name for name in command.unset if name not in given]
+        ),
         context=plan.context,
         context_source=plan.context_source,
         slots=plan.slots,
@@ -128,7 +130,7 @@ def _text(found: documents.Plan) -> str:
         size(model.file_size) if model.file_size else None,
         f"{model.layers} layers" if model.layers else None,
         f"context {model.native_context}" if model.native_context else None,
-        "no chat template" if model.chat_template is False else None,
+        "no chat template of its own" if model.chat_template is False else None,
     ]
     rows = [
         ("profile", f"{found.profile['name']} ({found.profile.get('source', 'made in code')})"),
@@ -146,7 +148,7 @@ def _text(found: documents.Plan) -> str:
         *(("removed", name) for name in found.environment.removed),
     ]
     lines = [f"{label:9}{text}".rstrip() for label, text in rows]
-    lines += ["command  (each launch takes a fresh port)", shlex.join(found.argv)]
+    lines += [f"command  (each launch takes a fresh port in the place of {PORT})", shlex.join(found.argv)]
     return "\n".join(lines)
 
 

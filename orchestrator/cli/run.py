@@ -82,9 +82,12 @@ def _prompt(given: str | None) -> str:
     if given is None and sys.stdin.isatty():
         raise UsageError("run: PROMPT is missing", advice="give it as an argument, or pipe it in")
     try:
-        return sys.stdin.buffer.read().decode()
+        text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"run: stdin is not UTF-8: {error}") from error
+    if not text and given is None:
+        raise UsageError("run: PROMPT is missing, and stdin is empty", advice="give it as an argument")
+    return text
 
 
 def show(answer: Generation) -> None:
@@ -106,10 +109,12 @@ def figures(answer: Generation, load_s: float | None) -> str:
     """Return what an answer has cost, on one line."""
     cost = answer.metrics
     parts = [f"load {load_s:.2f} s"] if load_s is not None else []
-    parts += [f"{cost.prompt_tokens} prompt tokens"] if cost.prompt_tokens is not None else []
+    if cost.prompt_tokens is not None:
+        parts.append(f"{cost.prompt_tokens} prompt token{'' if cost.prompt_tokens == 1 else 's'}")
     parts += [f"prefill {cost.prefill_tok_s:.1f} tok/s"] if cost.prefill_tok_s else []
     parts += [f"first token {cost.ttft_s * 1e3:.0f} ms"] if cost.ttft_s is not None else []
-    parts += [f"{cost.completion_tokens} tokens"] if cost.completion_tokens is not None else []
+    if cost.completion_tokens is not None:
+        parts.append(f"{cost.completion_tokens} token{'' if cost.completion_tokens == 1 else 's'}")
     parts += [f"decode {cost.decode_tok_s:.1f} tok/s"] if cost.decode_tok_s else []
     parts += [f"finished by {answer.finish_reason}"]
     return ", ".join(parts)

@@ -57,6 +57,7 @@ def test_plan_shows_what_would_be_started_good(cli: Cli, fake: Write) -> None:
     assert found.environment.set["LLAMA_API_KEY"].startswith("(a fresh key")
     assert found.environment.set["PLAIN"] == "yes"
     assert "LLAMA_ARG_*" in found.environment.removed
+    assert not {*found.environment.removed} & {*found.environment.set}
     assert found.memory is not None
     assert found.memory.host.weights > 0
     assert found.memory.verdict in {"fits", "tight", "no", "unknown"}
@@ -100,6 +101,20 @@ def test_a_wrong_command_line_ends_with_2_bad(cli: Cli, arguments: list[str]) ->
     done = cli(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["up", "--port", "-1", "x"], "'--port': must be at least 0"),
+        (["run", "--top-p", "2", "x"], "'--top-p': must be at most 1"),
+        (["models", "/no/such/folder"], "models: no such folder: /no/such/folder"),
+    ],
+)
+def test_a_wrong_value_is_told_in_our_words_bad(cli: Cli, arguments: list[str], says: str) -> None:
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
 
 
 def test_without_a_word_it_shows_its_help_as_it_is_bad(cli: Cli) -> None:

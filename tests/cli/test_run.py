@@ -161,3 +161,9 @@ def test_the_advice_names_no_log_that_is_gone_bad(cli: Cli, fake: Write) -> None
     assert "advice: its whole log stays when `orchestrator up` starts it: `orchestrator logs broken`" in said
     cli("up", broken, "--port", "0")
     assert "bent" in cli("logs", "broken").stdout
+
+
+def test_run_with_nothing_on_stdin_wants_a_prompt_bad(cli: Cli, fake: Write) -> None:
+    done = cli("run", fake(), stdin="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PROMPT is missing" in done.stderr
