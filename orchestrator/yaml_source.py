@@ -7,6 +7,9 @@ are bounded, so that no file can take more than a moment.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +34,15 @@ MAX_DEPTH: Final = 32
 MAX_NODES: Final = 10_000
 
 
+def _beside(path: Path) -> str:
+    """Return ``; did you mean X?`` when a file of a similar name lies where none of this name does."""
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        names = [name for name in os.listdir(path.parent) if name.endswith((".yaml", ".yml"))]  # noqa: PTH208
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f"; did you mean {shown(close[0])}?" if close else ""
+
+
 def read_file(path: Path, where: str, environ: Mapping[str, str], problems: list[Problem]) -> Node | None:
     """Read a YAML file; None when it could not be read as a whole, and `problems` says why."""
     whole = Mark(where, 0, 0, path.parent)
@@ -43,7 +55,7 @@ def read_file(path: Path, where: str, environ: Mapping[str, str], problems: list
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        problems.append(whole.problem("", "no such file"))
+        problems.append(whole.problem("", f"no such file{_beside(path)}"))
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

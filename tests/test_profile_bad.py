@@ -53,6 +53,21 @@ def test_a_fault_s_column_points_at_what_is_wrong_bad(name: str, monkeypatch: py
             assert not line[problem.column - 1].isspace()
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gema.yaml", "; did you mean gemma.yaml?"),
+        ("gemma.yml", "; did you mean gemma.yaml?"),
+        ("other.yaml", ""),
+    ],
+)
+def test_a_mistyped_file_is_guessed_bad(name: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "gemma.yaml").touch()
+    with pytest.raises(ProfileError) as caught:
+        load(tmp_path / name, environ=ENVIRON, engines=ENGINES)
+    assert str(caught.value).endswith(f"{name}: no such file{hint}")
+
+
 # -- fuzz -------------------------------------------------------------------------------------------
 
 
