@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 
-from orchestrator.backend import State
+from orchestrator.backend import Event, State
 from orchestrator.errors import PortTaken, StartError
 from orchestrator.gateway import Gateway
 from tests.gateway.scripted import (
@@ -43,6 +44,21 @@ async def test_taken_port_is_said_so_bad() -> None:
         assert "--port" in str(caught.value.advice)
     async with listening(Gateway({}, port=port)) as second:  # and it is free again at once
         assert second.port == port
+
+
+@in_loop
+async def test_engine_that_can_not_be_followed_leaves_no_open_port_ugly() -> None:
+    class Broken(FakeUpstream):
+        def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+            raise RuntimeError("closed")
+
+    good = FakeUpstream()
+    gateway = Gateway({"good": good, "bad": Broken()}, port=0)
+    with pytest.raises(RuntimeError, match="closed"):
+        await gateway.start()
+    assert good.callbacks == []
+    async with listening(Gateway({}, port=gateway.port)) as second:
+        assert second.port == gateway.port
 
 
 @in_loop
