@@ -76,6 +76,7 @@ class SubprocessBackend(Engine):
         self._thread: threading.Thread | None = None
         self._hasten: float | None = None
         self._stopping = False
+        self._owner = os.getpid()
         self._budget = Budget(profile.restart)
 
     @property
@@ -133,6 +134,8 @@ class SubprocessBackend(Engine):
 
     def stop(self, grace: float | None = None) -> None:
         """Stop and verify that nothing is left; see `Backend.stop`."""
+        if self._owner != os.getpid():
+            return  # we are a fork of the owner: its engine is not ours, and its locks may be held for ever
         life = self.life
         with life.changed:
             thread = self._thread
@@ -178,7 +181,7 @@ class SubprocessBackend(Engine):
                 advice="see `orchestrator ps`; stop it with `orchestrator down`",
             )
         self.life.folder, self.life.error, self.life.restarts = folder, None, 0
-        self._hasten, self._stopping = None, False
+        self._hasten, self._stopping, self._owner = None, False, os.getpid()
         self._budget.reset()
         self.life.become(State.STARTING)
         self._thread = threading.Thread(
@@ -260,7 +263,9 @@ class SubprocessBackend(Engine):
                 raise asyncio.CancelledError
         plan = await asyncio.to_thread(self._checked_plan)
         while plan.downloads:
-            await fetching.fetch(plan.downloads, self._downloading)
+            await fetching.fetch(
+                plan.downloads, lambda done, total: self.assembling(done, total, "downloading the model")
+            )
             plan = await asyncio.to_thread(self._checked_plan)
         planning.tell_reduced(self.life, plan)
         supervise = tenacity.AsyncRetrying(
@@ -274,9 +279,6 @@ class SubprocessBackend(Engine):
             await supervise(self._run_once, plan)
         except (Crashed, ExitedEarly, PortTaken) as fault:
             raise (self._give_up(fault) if self._is_mendable(fault) else fault) from fault
-
-    def _downloading(self, done: int, total: int) -> None:
-        self.assembling(done, total, "downloading the model")
 
     def _is_mendable(self, error: BaseException) -> bool:
         """Any unasked exit is worth a restart, unless its message says that no retry mends it."""

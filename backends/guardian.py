@@ -361,6 +361,8 @@ def main() -> None:
     os.set_inheritable(control, False)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A fork of the orchestrator may hold the socket's other end open: its death has to be heard all the same.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     guardian = Guardian(control, libc)

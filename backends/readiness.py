@@ -67,9 +67,11 @@ class Probe:
         except (httpx.HTTPError, ValueError):
             return None
 
-    async def model_ids(self) -> list[str]:
-        """Return the ids that ``/v1/models`` lists."""
+    async def model_ids(self) -> list[str] | None:
+        """Return the ids that ``/v1/models`` lists, None when there was no answer in time."""
         listed = await self.json("/v1/models")
+        if listed is None:
+            return None
         try:
             return [str(model["id"]) for model in listed["data"]]
         except (TypeError, KeyError):
@@ -111,7 +113,8 @@ async def wait_ready(probe: Probe, child: Child, *, health: str, port: int) -> N
             f"it listens on port {port} beyond loopback, where anybody can reach it",
             advice="let it listen on 127.0.0.1: write {host} where its command names an address",
         )
-    ids = await probe.model_ids()
+    while (ids := await probe.model_ids()) is None:  # noqa: ASYNC110 - a server can only be asked
+        await asyncio.sleep(0.25)  # slow is not wrong: a machine may be busy
     if probe.endpoint.model not in ids:
         raise StartError(
             f"the server on port {port} lists {', '.join(ids) or 'no model'}, not {probe.endpoint.model}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -377,8 +378,6 @@ def test_death_of_the_orchestrator_ends_everything_ugly(
     fake_profile: Callable[..., Profile], number: signal.Signals
 ) -> None:
     """prior failure 6: children outlive the supervisor."""
-    import json
-
     profile = fake_profile(
         {"ignore_term": True, "children": ["session+stubborn", "double+stubborn", "plain"]},
         timeouts={"start": 30, "stop": 0.5, "stall": 30},
@@ -618,3 +617,39 @@ def test_a_stopped_guardian_does_not_keep_its_engine_ugly(
     backend.stop()
     assert backend.state is State.STOPPED
     assert not alive([*pids, guardian])
+
+
+FORKING = """
+import ctypes, json, os, sys, time
+from backends.llama_server import LlamaServer
+from orchestrator.profile import Profile
+backend = LlamaServer(Profile.model_validate_json(sys.argv[1]))
+backend.start(timeout=60)
+if ctypes.CDLL(None).fork() == 0:  # as a C library does it: Python's own hooks hear nothing
+    time.sleep(600)
+print(json.dumps(backend.status()["engine_pids"]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_fork_that_holds_our_descriptors_keeps_no_engine_ugly(
+    fake_profile: Callable[..., Profile],
+) -> None:
+    profile = fake_profile({"children": ["session"]}, timeouts={"start": 30, "stop": 0.5, "stall": 30})
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, profile.model_dump_json()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
+        assert owner.stdout
+        pids = json.loads(owner.stdout.readline())
+        guardian = psutil.Process(pids[0]).ppid()
+        (fork,) = [child for child in psutil.Process(owner.pid).children() if child.pid != guardian]
+        try:
+            owner.kill()
+            owner.wait(20)
+            wait_gone([*pids, guardian])
+            assert fork.is_running()  # it was there all the time
+        finally:
+            fork.kill()
