@@ -16,7 +16,8 @@ def down(
     A second Ctrl-C is not needed to be sure: what is reported as stopped was seen to be gone.
     """
     from orchestrator.cli import console, services
-    from orchestrator.home import home
+    from orchestrator.home import home, run_folders
+    from orchestrator.profile_faults import did_you_mean
 
     root = home()
     for line in services.sweep(root):
@@ -31,14 +32,19 @@ def down(
             code = max(code, _stop(service, here, now))
     running = {status["name"] for service in found for status in service.backends}
     others = {row["name"]: row["pid"] for row in services.foreign(root, {service.pid for service in found})}
+    ran = {folder.name.partition("~")[0] for folder in run_folders(root)}
     for name in names or ():
         if name in running:
             continue
         if name in others:
             console.err(f"{name}: belongs to another program, pid {others[name]}: it ends with that")
             code = 3
-        else:
+        elif name in ran:
             console.err(f"{name}: does not run")
+        else:
+            hint = did_you_mean(name, {*running, *others, *ran})
+            console.err(f"{name}: nothing of that name has run{hint}")
+            code = max(code, 2)
     if not names and not stopped:
         console.err("nothing runs")
     return code

@@ -47,7 +47,12 @@ def test_down_takes_only_what_is_named_good(cli: Cli, fake: Write) -> None:
     assert cli("up", fake("three"), "--port", "0", "-d").returncode == 0
     assert cli("down", "one", "three").stdout.split() == ["stopped", "one", "stopped", "three"]
     assert {name for name, row in rows(cli).items() if row["state"] == "ready"} == {"two"}
-    assert cli("down", "nobody").stderr == "nobody: does not run\n"
+    gone, mistyped = cli("down", "three"), cli("down", "tow")
+    assert (gone.returncode, gone.stderr) == (0, "three: does not run\n")
+    assert (mistyped.returncode, mistyped.stderr) == (
+        2,
+        "tow: nothing of that name has run; did you mean two?\n",
+    )
 
 
 def test_a_detached_start_that_fails_says_why_bad(cli: Cli, fake: Write) -> None:
