@@ -133,7 +133,7 @@ class RunFolder:
             fd, self._lock = (
                 self._lock,
                 None,
-            )  # first, so that a fork never closes what has this number by then
+            )  # in this order: a fork in between must not close it again
             os.close(fd)
 
     def disown(self) -> None:
