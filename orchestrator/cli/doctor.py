@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import options
@@ -42,12 +43,15 @@ def doctor(as_json: options.Json = False) -> int:
 def _engines() -> list[Engine]:
     """Look for the program of every installed backend that runs one."""
     from orchestrator.backend import find, installed
+    from orchestrator.cli import console
     from orchestrator.doctor import Engine, look_at
     from orchestrator.errors import BackendError
 
     engines: list[Engine] = []
     absent: list[Engine] = []
     for name in installed():
+        if sys.stderr.isatty():  # each may take its time
+            console.err(f"looking at {name}")
         try:
             backend: Any = find(name)
             if not hasattr(backend, "locate"):
