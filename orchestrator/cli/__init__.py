@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from orchestrator.cli import console, faults
 
+    console.complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
     try:
@@ -40,12 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if as_json:
             console.document({"error": found})
         return int(found["exit_code"])
+    finally:
+        console.settle()
 
 
 def _run(arguments: list[str]) -> int:
+    from orchestrator.cli import console
     from orchestrator.cli.app import app
 
-    result = app(args=arguments, prog_name="orchestrator", standalone_mode=False)
+    try:
+        result = app(args=arguments, prog_name="orchestrator", standalone_mode=False)
+        console.out("", end="")  # what typer printed by itself
+    except OSError:
+        console.out("", end="")  # if stdout is at fault, this says so
+        raise
     return result if isinstance(result, int) else 0
 
 

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
+
+from orchestrator.errors import OrchestratorError
 
 
 class ReaderGone(Exception):
     """Whoever read our stdout is gone."""
+
+
+class OutputLost(OrchestratorError):
+    """What stdout leads to takes nothing: a full disk, or nothing at all."""
+
+
+def complete() -> None:
+    """Put something in the place of every standard stream that was closed (``>&-``).
+
+    Their numbers would go to the next files opened, and what is printed with them. Words to stderr are
+    dropped then; to write to stdout is the fault that it is for a full disk.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if fd < 2 else os.O_WRONLY)  # takes the lowest number: this one
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def out(text: str, end: str = "\n") -> None:
@@ -18,6 +45,7 @@ def out(text: str, end: str = "\n") -> None:
 
     Raises:
         ReaderGone: nobody reads it any longer.
+        OutputLost: it can't be written.
 
     """
     with _reader():
@@ -36,12 +64,21 @@ def raw(data: bytes) -> None:
 def _reader() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        # the interpreter flushes stdout once more at its end, and must find a place for it
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-        raise ReaderGone from None
+    except OSError as error:
+        gone_terminal = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode)
+        _discard(sys.stdout)
+        if gone_terminal:  # what becomes of us then, SIGHUP says
+            return
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGone from None
+        raise OutputLost(f"stdout: can't be written: {error.strerror}") from error
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere: the interpreter flushes it once more at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def err(text: str, end: str = "\n") -> None:
@@ -50,7 +87,12 @@ def err(text: str, end: str = "\n") -> None:
         sys.stderr.write(text + end)
         sys.stderr.flush()
     except OSError:
-        pass
+        _discard(sys.stderr)
+
+
+def settle() -> None:
+    """Leave nothing to stderr, whoever wrote there, that would change the exit code at the last moment."""
+    err("", end="")
 
 
 def document(value: Any) -> None:

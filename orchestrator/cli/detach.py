@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from orchestrator.cli import faults, logs_setup, progress
+from orchestrator.cli import console, faults, logs_setup, progress
 
 MESSAGE = 1 << 20  # bytes of the longest message
 
@@ -46,13 +46,15 @@ def detach(
     theirs.close()
     try:
         return _follow(child, ours, shown, len(profiles))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, console.OutputLost) as fault:
         child.send_signal(signal.SIGTERM)
         try:
             child.wait()
         except KeyboardInterrupt:
             child.send_signal(signal.SIGTERM)
             child.wait()
+        if isinstance(fault, console.OutputLost):
+            raise
         return faults.INTERRUPTED
     finally:
         shown.close()

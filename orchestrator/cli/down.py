@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from orchestrator.cli.services import Silent
 
 
 def down(
@@ -22,7 +25,7 @@ def down(
     root = home()
     for line in services.sweep(root):
         console.err(line)
-    found = services.running(root)
+    found, silent = services.look(root)
     wanted = None if not names else set(names)
     code, stopped = 0, 0
     for service in found:
@@ -31,7 +34,14 @@ def down(
             stopped += len(here)
             code = max(code, _stop(service, here, now))
     running = {status["name"] for service in found for status in service.backends}
-    others = {row["name"]: row["pid"] for row in services.foreign(root, {service.pid for service in found})}
+    for quiet in silent:
+        here = [name for name in quiet.names if wanted is None or name in wanted]
+        if here or wanted is None:
+            stopped += 1
+            code = max(code, _stop_silent(quiet, here))
+        running.update(quiet.names)
+    known = {service.pid for service in found} | {quiet.pid for quiet in silent}
+    others = {row["name"]: row["pid"] for row in services.foreign(root, known)}
     ran = {folder.name.partition("~")[0] for folder in run_folders(root)}
     for name in names or ():
         if name in running:
@@ -65,7 +75,7 @@ def _stop(service: Any, names: list[str], now: bool) -> int:
     if "error" in said:
         console.err(faults.render(said["error"]))
         return int(said["error"]["exit_code"])
-    if whole and not services.wait_gone(service.pid, ENDING):
+    if whole and not services.wait_gone(service.pid, services.ENDING):
         console.err(f"{', '.join(names)}: stopped, but pid {service.pid} has not ended")
         return 3
     for name in said["stopped"]:
@@ -73,4 +83,31 @@ def _stop(service: Any, names: list[str], now: bool) -> int:
     return 0
 
 
-ENDING = 15.0  # seconds for a service to end once its engines are gone
+def _stop_silent(service: Silent, names: list[str]) -> int:
+    """Call a service off that still prepares, wait for one that ends, say what to do about one that hangs."""
+    from orchestrator.cli import console, services
+
+    called = ", ".join(names) or "a service"
+    if service.state == "hangs":
+        console.err(
+            f"{called}: pid {service.pid} does not answer\n"
+            f"advice: end it with `kill -KILL {service.pid}`: its guardians end the engines"
+        )
+        return 3
+    if service.state == "preparing" and len(names) < len(service.names):
+        console.err(
+            f"{called}: pid {service.pid} prepares it together with others\n"
+            "advice: try again once it serves, or name them all"
+        )
+        return 3
+    ended = (
+        services.wait_gone(service.pid, services.ENDING)
+        if service.state == "ending"
+        else services.call_off(service)
+    )
+    if not ended:
+        console.err(f"{called}: pid {service.pid} has not ended")
+        return 3
+    for name in names:
+        console.out(f"stopped {name}")
+    return 0

@@ -151,27 +151,36 @@ class Live:
             self._show(name, "its port was taken, trying another")
 
     def _show(self, name: str, stage: str) -> None:
-        task = self._row(name)
-        assert self._rows is not None
-        self._rows.update(task, stage=stage)
+        with _terminal():
+            task = self._row(name)
+            assert self._rows is not None
+            self._rows.update(task, stage=stage)
 
     def _without_rows(self, done: str | None, act: Any) -> None:
         """Print while no rows are drawn, and draw those that are left again."""
         if self._rows is not None:
             if done in self._tasks:
                 self._rows.remove_task(self._tasks.pop(done))
-            self._rows.stop()
+            with _terminal():
+                self._rows.stop()
         act()
         if self._rows is not None and self._tasks:
-            self._rows.start()
+            with _terminal():
+                self._rows.start()
         else:
             self._rows, self._tasks = None, {}
 
     def close(self) -> None:
         """Take the rows off the screen."""
         if self._rows is not None:
-            self._rows.stop()
+            with _terminal():
+                self._rows.stop()
             self._rows = None
+
+
+def _terminal() -> contextlib.AbstractContextManager[None]:
+    """Draw, or not when the terminal has hung up: what becomes of us then, SIGHUP says."""
+    return contextlib.suppress(OSError)
 
 
 class Pipe:

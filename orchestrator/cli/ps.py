@@ -13,7 +13,10 @@ def ps(as_json: options.Json = False) -> None:
     root = home()
     for line in services.sweep(root):
         console.err(line)
-    found = services.running(root)
+    found, silent = services.look(root)
+    for quiet in silent:
+        what = {"hangs": "does not answer"}.get(quiet.state, f"is {quiet.state}")
+        console.err(f"{', '.join(quiet.names) or 'a service'}: pid {quiet.pid} {what}")
     rows = [status for service in found for status in service.backends]
     rows += services.foreign(root, {service.pid for service in found})
     shown = [documents.Running.of(row) for row in rows]
@@ -21,7 +24,8 @@ def ps(as_json: options.Json = False) -> None:
         console.document(shown)
         return
     if not shown:
-        console.err("nothing runs")
+        if not silent:
+            console.err("nothing runs")
         return
     headings = ["NAME", "BACKEND", "STATE", "PID", "URL", "UPTIME", "RESTARTS", "MEMORY", "PROFILE"]
     console.out(

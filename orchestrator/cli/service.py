@@ -165,6 +165,8 @@ class Service:
         finally:
             for number in taken:
                 self._loop.remove_signal_handler(number)
+                if number != signal.SIGINT:  # all is over but for tidying up, which they would cut short
+                    signal.signal(number, signal.SIG_IGN)
 
     def _signalled(self) -> None:
         again = self._wish.is_set()
@@ -175,7 +177,8 @@ class Service:
 
     def _in_background(self, work: Any) -> None:
         task = self._loop.create_task(work)
-        task.add_done_callback(lambda done: done.exception())  # those who wait for the stop are told
+        # those who wait for the stop are told
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     # -- the control socket -----------------------------------------------------------------------------
     async def _answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import leftovers
 from orchestrator.cli import control
+from orchestrator.errors import BackendError
 from orchestrator.home import RunFolder, home, private, run_folders
 
 SERVICE_LOG = "service.log"
+ENDING = 15.0  # seconds for a service to end once its engines are gone
 LOG_LIFE = 7 * 86400  # seconds for which the log of a dead `up --detach` is kept
 
 
@@ -54,24 +57,76 @@ def _service_folders(root: Path) -> Iterator[RunFolder]:
             yield RunFolder(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """One living `orchestrator up` that does not answer.
+
+    Attributes:
+        folder: its folder.
+        pid: its process.
+        names: what it serves or is about to.
+        state: "preparing" before it takes questions, "ending" after it, "hangs" where it should answer.
+
+    """
+
+    folder: RunFolder
+    pid: int
+    names: tuple[str, ...]
+    state: str
+
+
+def starting(names: Sequence[str]) -> dict[str, Any]:
+    """Return the record of a service that prepares: the names are wanted, but nobody's yet."""
+    return {"starting": list(names), "pid": os.getpid(), "started": leftovers.start_time(os.getpid())}
+
+
+def _names(record: dict[str, Any] | None, key: str = "names") -> tuple[str, ...]:
+    """Return names in a record; none where it makes no sense."""
+    found = (record or {}).get(key)
+    return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
+
+
 def is_claimed(root: Path, name: str) -> bool:
     """Say whether a living process has a name, in whichever run folder its engine is."""
-    records = [folder.read() or {} for folder in _service_folders(root) if folder.held]
-    return RunFolder(root / "run" / name).held or any(name in record.get("names", ()) for record in records)
+    records = [folder.read() for folder in _service_folders(root) if folder.held]
+    return RunFolder(root / "run" / name).held or any(name in _names(record) for record in records)
+
+
+def look(root: Path) -> tuple[list[Service], list[Silent]]:
+    """Return every living `orchestrator up`: those that answer, and those that do not."""
+    found, silent = [], []
+    for folder in _service_folders(root):
+        if not folder.name.isdecimal() or not folder.held:
+            continue
+        try:
+            said = control.ask(folder.path, {"do": "status"})
+        except control.NotThere:
+            listens = (folder.path / control.NAME).exists()
+            record = folder.read()
+            if folder.held:
+                early = _names(record, "starting")
+                state = "hangs" if listens else "preparing" if early else "ending"
+                silent.append(Silent(folder, int(folder.name), early or _names(record), state))
+        else:
+            found.append(
+                Service(folder, said["pid"], said["url"], said["api_key_env"], tuple(said["backends"]))
+            )
+    return found, silent
 
 
 def running(root: Path | None = None) -> list[Service]:
     """Return every living `orchestrator up` that answers."""
-    found = []
-    for folder in _service_folders(root or home()):
-        if folder.held:
-            # one that is just ending has closed its socket
-            with contextlib.suppress(control.NotThere):
-                said = control.ask(folder.path, {"do": "status"})
-                found.append(
-                    Service(folder, said["pid"], said["url"], said["api_key_env"], tuple(said["backends"]))
-                )
-    return found
+    return look(root or home())[0]
+
+
+def call_off(service: Silent) -> bool:
+    """End a service that prepares, as Ctrl-C does; False when it has not ended in time."""
+    record = service.folder.read() or {}
+    # where several pid namespaces share a state folder, the number may be a stranger's here
+    if record.get("pid") == service.pid and record.get("started") == leftovers.start_time(service.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(service.pid, signal.SIGTERM)
+    return wait_gone(service.pid, ENDING)
 
 
 def foreign(root: Path, known: set[int]) -> list[dict[str, Any]]:
@@ -87,10 +142,11 @@ def foreign(root: Path, known: set[int]) -> list[dict[str, Any]]:
         record = folder.read()
         if record is None or not folder.held or record.get("owner") in known:
             continue
+        processes = record.get("processes")
         pids = [
             int(pid)
-            for pid, started in record.get("processes", {}).items()
-            if started is not None and leftovers.start_time(int(pid)) == started
+            for pid, started in (processes if isinstance(processes, dict) else {}).items()
+            if started is not None and pid.isdecimal() and leftovers.start_time(int(pid)) == started
         ]
         rows.append(
             {
@@ -121,14 +177,16 @@ def sweep(root: Path) -> list[str]:
         # one whose process lives may be about to take its lock
         if not folder.name.isdecimal() or leftovers.start_time(int(folder.name)) is not None:
             continue
-        record = folder.read()
-        if not folder.acquire():
+        names = _names(folder.read())
+        try:
+            if not folder.acquire():
+                continue
+        except BackendError:  # not made by us
             continue
         log = folder.path / SERVICE_LOG
         folder.release(remove=not log.exists() or time.time() - log.stat().st_mtime > LOG_LIFE)
-        if record:
-            names = ", ".join(record["names"])
-            said.append(f"{names}: its owner, pid {record['pid']}, died: cleaned up")
+        if names:
+            said.append(f"{', '.join(names)}: its owner, pid {folder.name}, died: cleaned up")
     for name, pids in leftovers.sweep(root).items():
         said.append(f"{name}: still there after SIGKILL: pid {', '.join(map(str, pids))}")
     return said

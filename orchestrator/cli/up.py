@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,24 +43,60 @@ def up(
     from orchestrator.cli import loading
     from orchestrator.cli.faults import describe
     from orchestrator.cli.progress import Pipe
-    from orchestrator.errors import OrchestratorError
 
     key = _key(api_key_env)
-    if detach:
-        from orchestrator.cli.detach import detach as start_detached
+    with _signals_interrupt():
+        if detach:
+            from orchestrator.cli.detach import detach as start_detached
 
-        # faults that can be seen without starting anything are shown by this process
-        _prepare(loading.load_all(profiles, sets, backend), host, port, key)
-        return start_detached(profiles, sets or [], backend, host, port, api_key_env)
-    if report is None:
-        wishes = loading.load_all(profiles, sets, backend)
-        return _serve(wishes, host, port, key, api_key_env, None)
-    with contextlib.closing(Pipe(report)) as pipe:
+            # faults that can be seen without starting anything are shown by this process
+            wishes = loading.load_all(profiles, sets, backend)
+            _sweep()
+            _prepare(wishes, host, port, key)
+            return start_detached(profiles, sets or [], backend, host, port, api_key_env)
         try:
-            return _serve(loading.load_all(profiles, sets, backend), host, port, key, api_key_env, pipe)
-        except OrchestratorError as error:
-            pipe.hear({"say": "error", "error": describe(error)})
-            raise
+            if report is None:
+                wishes = loading.load_all(profiles, sets, backend)
+                _sweep()
+                return _serve(wishes, host, port, key, api_key_env, None)
+            with contextlib.closing(Pipe(report)) as pipe:
+                _write_into(os.devnull)  # until it has its log: the parent is told, and says it
+                try:
+                    wishes = loading.load_all(profiles, sets, backend)
+                    return _serve(wishes, host, port, key, api_key_env, pipe)
+                except Exception as error:
+                    pipe.hear({"say": "error", "error": describe(error)})
+                    raise
+        except KeyboardInterrupt:
+            return 0  # to be asked to end is no fault, however early
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Let the signals that ask for the end do what Ctrl-C does; nohup means what it says."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    taken = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _sweep() -> None:
+    from orchestrator.cli import console
+    from orchestrator.cli.services import sweep
+    from orchestrator.home import home
+
+    for line in sweep(home()):
+        console.err(line)
 
 
 def _key(variable: str | None) -> str | None:
@@ -115,18 +153,17 @@ def _serve(
 ) -> int:
     import uvloop
 
-    from orchestrator.cli import console, logs_setup, progress
+    from orchestrator.cli import logs_setup, progress
     from orchestrator.cli.service import Service
-    from orchestrator.cli.services import SERVICE_LOG, service_folder, sweep
+    from orchestrator.cli.services import SERVICE_LOG, service_folder, starting
     from orchestrator.home import home
 
-    for line in sweep(home()):
-        console.err(line)
     folder = service_folder(home(), os.getpid())
-    if not folder.acquire():  # our own pid's: only a program that holds it on purpose can do that
-        raise already_runs(str(os.getpid()))
     code = 1
     try:
+        if not folder.acquire():  # our own pid's: only a program that holds it on purpose can do that
+            raise already_runs(str(os.getpid()))
+        folder.write(starting([wish.name for wish in wishes]))
         if pipe is not None:
             _write_into(folder.path / SERVICE_LOG)
             os.chdir("/")  # a process that runs for weeks must not keep a file system busy
@@ -139,6 +176,9 @@ def _serve(
             code = uvloop.run(Service(backends, gateway, folder, told, api_key_env=api_key_env).run())
         finally:
             shown.close()
+    except KeyboardInterrupt:
+        code = 0
+        raise
     finally:
         folder.release(remove=code == 0 or pipe is None)
     return code
