@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -93,8 +95,40 @@ def sync_client(url: str) -> httpx.Client:
     return httpx.Client(limits=limits, **client_options(url))
 
 
-def async_client(url: str) -> httpx.AsyncClient:
-    """Return the same for asyncio, on aiohttp's transport: half of httpcore's CPU time for each event."""
+class AsyncClients:
+    """The same for asyncio, one for each event loop: a client belongs to its loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, Callable[[], None]]] = {}
+        self._lock = threading.Lock()  # loops may run in several threads
+
+    def here(self, url: str) -> httpx.AsyncClient:
+        """Return the running loop's client."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._known:
+                for ended in [other for other in self._known if other.is_closed()]:
+                    self._known.pop(ended)[1]()
+                self._known[loop] = _async_client(url)
+            return self._known[loop][0]
+
+    async def close(self) -> None:
+        """Close all; those of other loops keep no connections, and are only let go."""
+        with self._lock:
+            mine = self._known.pop(asyncio.get_running_loop(), None)
+            others = list(self._known.values())
+            self._known.clear()
+        for _, let_go in others:
+            let_go()
+        if mine is not None:
+            await mine[0].aclose()
+
+
+def _async_client(url: str) -> tuple[httpx.AsyncClient, Callable[[], None]]:
+    """Return a client on aiohttp's transport, and what lets it go without its loop.
+
+    The transport takes half of httpcore's CPU time for each event.
+    """
     import aiohttp
     from httpx_aiohttp import AiohttpTransport
 
@@ -109,7 +143,12 @@ def async_client(url: str) -> httpx.AsyncClient:
         )
 
     transport = AiohttpTransport(client=session, **options)
-    return httpx.AsyncClient(transport=transport, **options)
+
+    def let_go() -> None:
+        if isinstance(transport.client, aiohttp.ClientSession):
+            transport.client.detach()
+
+    return httpx.AsyncClient(transport=transport, **options), let_go
 
 
 async def send(call: Call, client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:

@@ -283,7 +283,7 @@ class _Watch:
         self._loop = asyncio.get_running_loop()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
-        call.hang_up = self._wake
+        call.hang_up = self._hang_up
         self._check()
 
     def enter(self) -> None:
@@ -295,8 +295,13 @@ class _Watch:
         if left < float("inf") and not self._call.stopped:
             self._timer = self._loop.call_later(left, self._check)
 
+    def _hang_up(self) -> None:
+        """Wake from any thread: the model may be closed on another loop than the one that reads."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody reads
+            self._loop.call_soon_threadsafe(self._wake)
+
     def _wake(self) -> None:
-        if self._call.waiting and self._task is not None and not self._woken:
+        if self._call.waiting and not self._call.end_ns and self._task is not None and not self._woken:
             self._woken = True
             self._task.cancel()
 

@@ -8,6 +8,7 @@ the change of the engine behind it.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from orchestrator import classify
 from orchestrator import source as sources
-from orchestrator.clients import async_client, reaching, sync_client, tokenise_request, tokenised
+from orchestrator.clients import AsyncClients, reaching, sync_client, tokenise_request, tokenised
 from orchestrator.errors import BackendError, RequestError, SwitchRefused
 from orchestrator.generation import AsyncGeneration, Generation
 from orchestrator.request import CHAT, COMPLETIONS, Options, Prompt, chat_body, check_names, completion_body
@@ -46,6 +47,7 @@ class _Model:
         self._live: weakref.WeakSet[Call] = weakref.WeakSet()
         self._last: Call | None = None
         self._last_error: Exception | None = None
+        self._owner = os.getpid()
 
     @property
     def slots(self) -> int:
@@ -113,7 +115,12 @@ class _Model:
         with self._lock:
             live = list(self._live)
         for call in live:
-            call.stop("closed")
+            call.stop("model")
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether we are a fork of the owner: nothing is ours to end, and locks may be held for ever."""
+        return os.getpid() != self._owner
 
 
 class TextModel(_Model):
@@ -208,7 +215,12 @@ class TextModel(_Model):
         return self._switch(to, drain_s, beside)
 
     def close(self) -> None:
-        """Cancel what runs and stop the engine, if it is ours."""
+        """Cancel what runs (its readers get `StreamInterrupted`) and stop the engine, if it is ours.
+
+        In a fork of the process that made the model it does nothing.
+        """
+        if self._inherited:
+            return
         self._end_calls()
         self._source.stop()
         if self._http is not None:
@@ -252,16 +264,15 @@ class AsyncTextModel(_Model):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._http: httpx.AsyncClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clients = AsyncClients()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGeneration:
         """Continue a text; see `TextModel.generate`."""
-        return AsyncGeneration(self._source, self._completion(prompt, options), self._client)
+        return AsyncGeneration(self._source, self._completion(prompt, options), self._clients.here)
 
     def chat(self, messages: Messages, **options: Unpack[Options]) -> AsyncGeneration:
         """Answer a conversation; see `TextModel.chat`."""
-        return AsyncGeneration(self._source, self._conversation(messages, options), self._client)
+        return AsyncGeneration(self._source, self._conversation(messages, options), self._clients.here)
 
     async def batch_generate(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Result]:
         """Continue several texts; see `TextModel.batch_generate`."""
@@ -280,7 +291,7 @@ class AsyncTextModel(_Model):
         classify.check_labels(labels)
 
         def ask(prompt: classify.Ids, options: Options) -> AsyncGeneration:
-            return AsyncGeneration(self._source, self._completion(prompt, options, {}), self._client)
+            return AsyncGeneration(self._source, self._completion(prompt, options, {}), self._clients.here)
 
         async def one(prompt: str) -> Classification:
             walk = classify.walk(labels, [await self._tokenise(prompt + label) for label in labels])
@@ -304,11 +315,14 @@ class AsyncTextModel(_Model):
         return await asyncio.to_thread(self._switch, to, drain_s, beside)
 
     async def close(self) -> None:
-        """Cancel what runs and stop the engine, if it is ours."""
+        """Cancel what runs, on whatever loop, and stop the engine; see `TextModel.close`."""
+        if self._inherited:
+            return
         self._end_calls()
-        await asyncio.to_thread(self._source.stop)
-        if self._http is not None and self._loop is asyncio.get_running_loop():
-            await self._http.aclose()
+        try:
+            await asyncio.to_thread(self._source.stop)
+        finally:
+            await self._clients.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -316,15 +330,9 @@ class AsyncTextModel(_Model):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _client(self, url: str) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if self._http is None or self._loop is not loop:  # connections belong to their loop
-            self._http, self._loop = async_client(url), loop
-        return self._http
-
     async def _tokenise(self, text: str) -> list[int]:
         endpoint = await asyncio.to_thread(self._source.endpoint, self._settings.start)
-        http = self._client(endpoint.url)
+        http = self._clients.here(endpoint.url)
         with reaching("tokenize"):
             return tokenised(await http.send(tokenise_request(http, endpoint, text)))
 

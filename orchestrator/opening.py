@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator import source as sources
+from orchestrator.errors import StartTimeout
 from orchestrator.model import AsyncTextModel, TextModel
 from orchestrator.switching import Switchable
-
-if TYPE_CHECKING:
-    from orchestrator.source import Source
 
 
 def load(path: str | Path, backend: str | None = None, overrides: Sequence[str] = ()) -> TextModel:
@@ -29,27 +27,52 @@ def load(path: str | Path, backend: str | None = None, overrides: Sequence[str] 
         BackendError: the engine is missing or did not start.
 
     """
-    return TextModel(_start(path, backend, overrides))
-
-
-async def aload(
-    path: str | Path, backend: str | None = None, overrides: Sequence[str] = ()
-) -> AsyncTextModel:
-    """Do what `load` does, without blocking the event loop."""
-    return AsyncTextModel(await asyncio.to_thread(_start, path, backend, overrides))
-
-
-def _start(path: str | Path, backend: str | None, overrides: Sequence[str]) -> Source:
-    from orchestrator import profile as profiles
-
-    profile = profiles.load(path, overrides=overrides, backend=backend)
-    engine = Switchable(profile)
+    engine = _engine(path, backend, overrides)
     try:
         engine.start()
     except BaseException:
         engine.stop()
         raise
-    return engine
+    return TextModel(engine)
+
+
+async def aload(
+    path: str | Path, backend: str | None = None, overrides: Sequence[str] = ()
+) -> AsyncTextModel:
+    """Do what `load` does, without blocking the event loop; called off, it stops what it has started."""
+    engine = await asyncio.to_thread(_engine, path, backend, overrides)
+    try:
+        await _to_its_end(lambda: _begin(engine))  # then there is something that a stop can end
+        await asyncio.to_thread(engine.endpoint)
+    except BaseException:
+        await _to_its_end(engine.stop)
+        raise
+    return AsyncTextModel(engine)
+
+
+def _engine(path: str | Path, backend: str | None, overrides: Sequence[str]) -> Switchable:
+    from orchestrator import profile as profiles
+
+    return Switchable(profiles.load(path, overrides=overrides, backend=backend))
+
+
+def _begin(engine: Switchable) -> None:
+    with contextlib.suppress(StartTimeout):
+        engine.start(timeout=0)
+
+
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """Work in a thread; a caller who is called off waits all the same."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    called_off: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            called_off = error
+    working.result()
+    if called_off is not None:
+        raise called_off
 
 
 def connect(url: str, key: str | None = None, model: str | None = None) -> TextModel:

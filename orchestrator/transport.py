@@ -47,7 +47,8 @@ class Call:
         stream: what has come back.
         sent_ns: when the request was sent on an open connection.
         end_ns: when it was over; 0 before.
-        stopped: why we ended it ourselves (``closed``, ``request``, ``stall``), else empty.
+        stopped: why we ended it ourselves, else empty: ``closed`` by its owner, ``model`` closed under it,
+            ``request``, ``stall``.
         waiting: whether somebody waits for bytes of the server right now.
         hang_up: wakes whoever waits, so that it looks at `stopped`.
 
@@ -86,9 +87,11 @@ class Call:
         """Return the request for this endpoint.
 
         Raises:
-            RequestError: the endpoint's engine lacks an option.
+            RequestError: the endpoint's engine lacks an option, or the call was ended meanwhile.
 
         """
+        if self.stopped:
+            raise RequestError("request: ended before it was sent")
         headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -108,6 +111,8 @@ class Call:
         """Note that the request goes out now, on a connection that is open."""
         self.sent_ns = self._idle_ns = time.perf_counter_ns()
         self.waiting = True
+        if self.stopped:  # while it was connecting
+            self.hang_up()
 
     def trace(self, event: str, details: Mapping[str, Any]) -> None:
         """Take from httpcore's events what a sync call needs: its socket, and when the request is sent."""
@@ -182,7 +187,7 @@ class Call:
         return left
 
     def stop(self, why: str) -> None:
-        """End the call from outside: ``closed``, ``stall`` or ``request``. The first reason stays."""
+        """End the call from outside, for a reason as in `stopped`. The first reason stays."""
         if not self.stopped and not self.end_ns:
             self.stopped = why
             self.hang_up()
@@ -197,23 +202,21 @@ class Call:
 
         """
         if self.stopped and not self.stream.done:
-            if self.stopped != "closed":
-                raise self._stalled()
+            if (reason := self._ended_by_us()) is not None:
+                raise reason
             return
         self.stream.end()
         for warning in self.stream.warnings:
             log.warning("stream", path=self.path, warning=warning)
 
     def explain(self, error: Exception) -> Exception | None:
-        """Return what to raise for an error, and keep it; None when it is only our own `close`."""
+        """Return what to raise for an error, and keep it; None when it is only its owner's `close`."""
         self.error = self._explain(error)
         return self.error
 
     def _explain(self, error: Exception) -> Exception | None:
-        if self.stopped == "closed":
-            return None
         if self.stopped:
-            return self._stalled()
+            return self._ended_by_us()
         if not isinstance(error, httpx.TransportError):
             return error
         if self.sent_ns and _timed_out(error):
@@ -224,6 +227,13 @@ class Call:
         return Unreachable(
             f"request: no answer: {what}", advice="check that the server runs, and its address"
         )
+
+    def _ended_by_us(self) -> RequestError | None:
+        if self.stopped == "closed":
+            return None
+        if self.stopped == "model":  # who reads did not ask for that, and must not take a part for the whole
+            return self.stream.error or self.stream.interrupted("the model was closed")
+        return self._stalled()
 
     def _stalled(self) -> Stalled:
         limits = self.settings

@@ -9,7 +9,10 @@ import signal
 import socket
 import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import pytest
 import uvloop
 
@@ -80,6 +83,9 @@ class _SyncDriver:
     def close(self, generation):
         generation.close()
 
+    def close_model(self):
+        self.model.close()
+
     def batch(self, *args, **options):
         return self.model.batch_generate(*args, **options)
 
@@ -128,6 +134,9 @@ class _AsyncDriver:
 
     def close(self, generation):
         self.runner.run(generation.close())
+
+    def close_model(self):
+        self.runner.run(self.model.close())
 
     def batch(self, *args, **options):
         return self.runner.run(self.model.batch_generate(*args, **options))
@@ -616,15 +625,122 @@ def test_interrupting_signal_while_waiting_cancels_on_the_server_ugly(serve, bef
     thread.join()
 
 
-def test_closing_the_model_ends_what_runs_good(serve):
-    server = serve(HEAD, chunked(WORD), HoldUntilClosed)
+BEFORE = pytest.mark.parametrize("before", [(), (HEAD, chunked(WORD))], ids=["prompt-being-read", "decoding"])
+
+
+def interrupted(caught, before):
+    assert type(caught.value) is StreamInterrupted
+    assert caught.value.partial == ("A" if before else "")
+
+
+@BEFORE
+def test_closing_the_model_interrupts_its_readers_bad(serve, before):
+    server = serve(*before, HoldUntilClosed)
     model = TextModel(Source(server.url))
-    reader = threading.Thread(target=model.generate("x").text)
-    reader.start()
-    assert server.reached.wait(10)
-    model.close()
-    reader.join(10)
-    assert not reader.is_alive()
+    generation = model.generate("x")
+    first = threading.Event()
+
+    def read():
+        for _ in generation:
+            first.set()
+
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(read)
+        assert (first if before else server.reached).wait(10)
+        model.close()
+        with pytest.raises(StreamInterrupted, match="the model was closed") as caught:
+            reader.result(10)
+    interrupted(caught, before)
+    assert model.last_error is caught.value
+
+
+@BEFORE
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-loop", "another-loop"])
+def test_closing_the_async_model_interrupts_its_readers_bad(serve, before, elsewhere):
+    server = serve(*before, HoldUntilClosed)
+
+    async def main():
+        model = AsyncTextModel(Source(server.url))
+        generation = model.generate("x")
+        first = threading.Event()
+
+        async def read():
+            async for _ in generation:
+                first.set()
+
+        reader = asyncio.create_task(read())
+        assert await asyncio.to_thread((first if before else server.reached).wait, 10)
+        if elsewhere:
+            await asyncio.to_thread(lambda: asyncio.run(model.close()))
+        else:
+            await model.close()
+        with pytest.raises(StreamInterrupted, match="the model was closed") as caught:
+            await asyncio.wait_for(reader, 10)
+        interrupted(caught, before)
+        assert model.last_error is caught.value
+
+    asyncio.run(main())
+
+
+def test_closing_the_model_interrupts_what_was_read_in_part_or_not_begun_bad(shell, serve):
+    server = serve(HEAD, chunked(WORD), HoldUntilClosed)
+
+    def work(drive):
+        begun, waiting, own = (drive.model.generate("x") for _ in range(3))
+        drive.take(begun)
+        drive.take(own)
+        drive.close(own)
+        drive.close_model()
+        assert drive.tokens(own) == []  # its owner asked for that
+        for generation, partial in ((begun, "A"), (waiting, "")):
+            with pytest.raises(StreamInterrupted, match="the model was closed") as caught:
+                drive.text(generation)
+            assert caught.value.partial == partial
+
+    shell.run(Source(server.url), work)
+    assert len(server.requests) == 2
+
+
+def test_closing_the_model_leaves_an_answer_that_had_come_whole_good(shell, serve):
+    server = serve(HEAD, chunked(text("ok")), HoldUntilClosed)
+
+    def work(drive):
+        generation = drive.model.generate("x")
+        drive.take(generation)
+        drive.close_model()
+        assert drive.text(generation) == "ok"
+
+    shell.run(Source(server.url), work)
+
+
+def open_sessions():
+    found = [one for one in gc.get_objects() if isinstance(one, aiohttp.ClientSession)]
+    return sum(not session.closed for session in found)
+
+
+def test_async_model_on_many_loops_leaves_no_session_open_good(serve):
+    server = serve(HEAD, chunked(text("ok")), END)
+    model = AsyncTextModel(Source(server.url))
+
+    async def ask():
+        return await model.generate("x").text()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: asyncio.run(ask()), range(8))) == ["ok"] * 8
+        for _ in range(3):
+            assert asyncio.run(ask()) == "ok"
+        assert open_sessions() == 1  # those of ended loops go with the next
+
+        async def close_while_another_loop_is_open():
+            await ask()
+            await asyncio.to_thread(lambda: asyncio.run(model.close()))
+
+        asyncio.run(close_while_another_loop_is_open())
+        assert open_sessions() == 0
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []
 
 
 # -- many at once -----------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 import orchestrator
 from orchestrator import errors, switching_served
 from orchestrator.backend import Dialect, Endpoint, State
-from orchestrator.errors import ExitedEarly, ProfileError
+from orchestrator.errors import ExitedEarly, ProfileError, StartCancelled, StartTimeout
 from orchestrator.model import AsyncTextModel, TextModel
 from tests.fakes.scripted import END, HEAD, Scripted, chunked, text
 
@@ -67,6 +71,46 @@ class FakeBackend:
         return SimpleNamespace(header=header, model_id="m", context=4096)
 
 
+class Loading(FakeBackend):
+    """One that loads until it is stopped; a start takes until `gate` is open."""
+
+    state = State.STARTING
+
+    def __init__(self, profile, instance=None):
+        super().__init__(profile, instance)
+        self.gate, self.begins, self.waited_for, self.ended = (threading.Event() for _ in range(4))
+        self.gate.set()
+        Loading.made(self)
+
+    def start(self, timeout=None):
+        self.begins.set()
+        self.gate.wait()
+        self.done.append("start")
+        return self.endpoint(timeout)
+
+    def endpoint(self, timeout=None):
+        if timeout == 0:
+            raise StartTimeout("engine: still loading")
+        self.waited_for.set()
+        self.ended.wait()
+        raise StartCancelled("engine: is stopped")
+
+    def stop(self, grace=None):
+        self.done.append("stop")
+        self.ended.set()
+
+
+@pytest.fixture
+def loading(profile, monkeypatch):
+    """A profile whose engine loads for ever, and what is told of the engine as soon as there is one."""
+    made = queue.SimpleQueue()
+    monkeypatch.setattr(switching_served.backends, "find", lambda name: Loading)
+    monkeypatch.setattr(Loading, "made", made.put, raising=False)
+    yield profile, made
+    FakeBackend.last.gate.set()  # so that a failing test ends
+    FakeBackend.last.ended.set()
+
+
 @pytest.fixture
 def server():
     server = Scripted([HEAD, chunked(text("ok")), END])
@@ -117,10 +161,84 @@ def test_aload_does_the_same_good(profile):
     assert FakeBackend.last.done == ["start", "request", "stop"]
 
 
-def test_engine_that_does_not_start_is_stopped_again_bad(profile, monkeypatch):
+async def once(event, made):
+    engine = await asyncio.to_thread(made.get, timeout=10)
+    assert await asyncio.to_thread(getattr(engine, event).wait, 10)
+    return engine
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_aload_called_off_while_it_loads_stops_the_engine_ugly(loading, times):
+    profile, made = loading
+
+    async def main():
+        task = asyncio.create_task(orchestrator.aload(profile))
+        engine = await once("waited_for", made)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.done == ["start", "stop"]
+
+    asyncio.run(main())
+
+
+def test_aload_called_off_while_it_begins_stops_what_comes_of_it_ugly(loading, monkeypatch):
+    profile, made = loading
+    monkeypatch.setattr(Loading, "made", lambda engine: (engine.gate.clear(), made.put(engine)))
+
+    async def main():
+        task = asyncio.create_task(orchestrator.aload(profile))
+        engine = await once("begins", made)
+        task.cancel()
+        await asyncio.sleep(0)
+        engine.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.done == ["start", "stop"]
+
+    asyncio.run(main())
+
+
+def test_aload_that_takes_too_long_for_its_caller_stops_the_engine_ugly(loading):
+    profile, made = loading
+
+    async def main():
+        async def expire(deadline):
+            await once("waited_for", made)
+            deadline.reschedule(asyncio.get_running_loop().time())
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(None) as deadline:
+                expiring = asyncio.create_task(expire(deadline))
+                await orchestrator.aload(profile)
+        await expiring
+
+    asyncio.run(main())
+    assert FakeBackend.last.done == ["start", "stop"]
+
+
+def test_interrupted_load_stops_the_engine_ugly(loading, monkeypatch):
+    profile, _ = loading
+
+    def interrupt(engine):
+        engine.waited_for.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(
+        Loading, "made", lambda engine: threading.Thread(target=interrupt, args=(engine,)).start()
+    )
+    with pytest.raises(KeyboardInterrupt):
+        orchestrator.load(profile)
+    assert FakeBackend.last.done == ["start", "stop"]
+
+
+@pytest.mark.parametrize("opened", [orchestrator.load, lambda path: asyncio.run(orchestrator.aload(path))])
+def test_engine_that_does_not_start_is_stopped_again_bad(profile, monkeypatch, opened):
     monkeypatch.setattr(FakeBackend, "fails", ExitedEarly("engine: exit code 1", code=1, signal=None))
     with pytest.raises(ExitedEarly):
-        orchestrator.load(profile)
+        opened(profile)
     assert FakeBackend.last.done == ["start", "stop"]
 
 
