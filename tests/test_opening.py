@@ -204,18 +204,16 @@ def test_aload_called_off_while_it_begins_stops_what_comes_of_it_ugly(loading, m
 def test_aload_that_takes_too_long_for_its_caller_stops_the_engine_ugly(loading):
     profile, made = loading
 
+    async def expire(deadline):
+        await once("waited_for", made)
+        deadline.reschedule(asyncio.get_running_loop().time())
+
     async def main():
-        async def expire(deadline):
-            await once("waited_for", made)
-            deadline.reschedule(asyncio.get_running_loop().time())
+        async with asyncio.timeout(None) as deadline:
+            await asyncio.gather(orchestrator.aload(profile), expire(deadline))
 
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(None) as deadline:
-                expiring = asyncio.create_task(expire(deadline))
-                await orchestrator.aload(profile)
-        await expiring
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
     assert FakeBackend.last.done == ["start", "stop"]
 
 
