@@ -133,7 +133,7 @@ def test_any_bytes_of_an_engine_end_in_an_answer_or_an_error_ugly(
         assert b"HTTP/1.1 500" not in got
         if data in (STREAM, JSON):
             assert b"engine_died" not in got
-            assert got.endswith(b"0\r\n\r\n" if data is STREAM else b'{"choices": []}')
+            assert got.endswith(b"0\r\n\r\n" if data == STREAM else b'{"choices": []}')
         assert (await get(setup.port, path="/health")).status == 200
         assert setup.upstream.in_flight == 0
 
