@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.cli import services
 from tests.cli.conftest import COMMAND, PATIENCE, Cli, Running, Start, Write, wait_for_end
+from tests.cli.test_terminal import Terminal
 
 # an engine that does not say what it can do: a plan that takes its time
 MUTE = "#!/bin/sh\necho asked > {}\nexec sleep 60\n"
@@ -210,3 +211,38 @@ def test_a_detached_start_in_a_state_folder_without_room_says_so_once_bad(
     assert done.returncode == 3
     assert done.stderr.count("state folder: ") == 1
     assert done.stderr.count("advice: ") == 1
+
+
+@pytest.mark.parametrize("load_time", [0, 600])
+def test_a_terminal_that_hangs_up_ends_up_with_0_good(fake: Write, load_time: int) -> None:
+    up = Terminal("up", fake("one", {"load_time": load_time}), "--port", "0")
+    try:
+        up.until("0:00:0" if load_time else "ready one ")
+    finally:
+        os.close(up.ours)
+    try:
+        assert up.process.wait(PATIENCE) == 0
+    finally:
+        up.process.kill()
+        up.process.wait(PATIENCE)
+
+
+def test_up_outlives_its_terminal_where_the_signal_is_ignored_good(cli: Cli, fake: Write) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as from nohup
+    try:
+        up = Terminal("up", fake("one", {"load_time": 3}), "--port", "0")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        up.until("0:00:0")
+    finally:
+        os.close(up.ours)
+    try:
+        while (row := json.loads(cli("ps", "--json").stdout)[0])["state"] != "ready":
+            assert up.process.poll() is None
+        assert cli("down").stdout == "stopped one\n"
+        assert up.process.wait(PATIENCE) == 0
+        wait_for_end(row["engine_pids"])
+    finally:
+        up.process.kill()
+        up.process.wait(PATIENCE)
