@@ -240,6 +240,7 @@ def test_up_outlives_its_terminal_where_the_signal_is_ignored_good(cli: Cli, fak
     try:
         while (row := json.loads(cli("ps", "--json").stdout)[0])["state"] != "ready":
             assert up.process.poll() is None
+        assert row["restarts"] == 0
         assert cli("down").stdout == "stopped one\n"
         assert up.process.wait(PATIENCE) == 0
         wait_for_end(row["engine_pids"])
