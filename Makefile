@@ -7,7 +7,8 @@ PYTHON ?= python3
 PROFILE ?= profiles/gemma.yaml
 ARGS ?=
 BIN := .venv/bin
-BENCHMARKS := benchmarks/gguf_header.py
+BENCHMARKS := $(addprefix benchmarks/,footprint.py time_to_ready.py client_events.py decode_overhead.py \
+	gguf_header.py guardian.py recovery.py)
 
 .PHONY: help install up test check bench chaos docs lock clean
 
