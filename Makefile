@@ -7,8 +7,8 @@ PYTHON ?= python3
 PROFILE ?= profiles/gemma.yaml
 ARGS ?=
 BIN := .venv/bin
-BENCHMARKS := $(addprefix benchmarks/,footprint.py time_to_ready.py client_events.py decode_overhead.py \
-	gguf_header.py guardian.py recovery.py)
+BENCHMARKS := benchmarks/footprint.py benchmarks/time_to_ready.py benchmarks/client_events.py \
+	benchmarks/decode_overhead.py benchmarks/gguf_header.py benchmarks/guardian.py benchmarks/recovery.py
 
 .PHONY: help install up test check bench chaos docs lock clean
 
