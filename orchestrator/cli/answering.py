@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import loading, logs_setup, services
 
 if TYPE_CHECKING:
-    from orchestrator.backend import Event
+    from orchestrator.backend import Dialect, Event
     from orchestrator.model import TextModel
     from orchestrator.profile import Profile
 
@@ -42,10 +42,10 @@ def model(path: str, sets: list[str] | None, backend: str | None) -> Iterator[Mo
     """Give a model; what had to be started for it is stopped at the end, twice as fast when asked twice."""
     logs_setup.configure()
     profile = loading.load_all([path], sets, backend)[0]
-    running = None if sets else _running(profile)
+    running = None if sets else _running(profile, backend)
     if running is not None:
-        with contextlib.closing(running) as text:
-            yield Model(text, profile.name, profile.backend, None)
+        with contextlib.closing(running.text):
+            yield running
         return
     engine = loading.make_backend(profile)
     try:
@@ -85,17 +85,21 @@ def _start(engine: Any) -> float:
     return time.monotonic() - began
 
 
-def _running(profile: Profile) -> TextModel | None:
-    """Return a model on the engine that `up` serves from the same file; None when there is none."""
+def _running(profile: Profile, backend: str | None) -> Model | None:
+    """Return a model on the engine that `up` serves from the same file; None when there is none.
+
+    What serves now counts, whatever it was started with: a switch changes the engine, and may serve a file
+    under another one's name. Only an engine that was asked for by name has to be that one.
+    """
     from orchestrator import source as sources
-    from orchestrator.backend import Endpoint, find
+    from orchestrator.backend import Endpoint
     from orchestrator.model import TextModel
 
     for service in services.running():
         for status in service.backends:
+            name, engine = str(status["name"]), str(status["backend"])
             if (
-                status["name"] == profile.name
-                and status["backend"] == profile.backend
+                backend in {None, engine}
                 and status["state"] in {"starting", "ready", "restarting"}
                 and Path(status["profile"]) == profile.source
                 and service.url is not None
@@ -106,6 +110,23 @@ def _running(profile: Profile) -> TextModel | None:
                     .replace("//0.0.0.0:", "//127.0.0.1:")
                     .replace("//[::]:", "//[::1]:")
                 )
-                endpoint = Endpoint(url, key, profile.name, find(profile.backend).dialect)
-                return TextModel(sources.Server(endpoint, sources.settings(SimpleNamespace(profile=profile))))
+                dialect, engine = _spoken(service, name)
+                server = sources.Server(
+                    Endpoint(url, key, name, dialect), sources.settings(SimpleNamespace(profile=profile))
+                )
+                return Model(TextModel(server), name, engine, None)
     return None
+
+
+def _spoken(service: services.Service, name: str) -> tuple[Dialect, str]:
+    """Return how the engine of a name wants its options, and which it is; waits until it is ready."""
+    from orchestrator.backend import Dialect
+    from orchestrator.errors import BackendError
+
+    said = service.ask({"do": "dialect", "name": name}, timeout=None)
+    if "error" in said:
+        fault = said["error"]
+        raise BackendError(
+            fault["message"], profile=name, log_tail=fault.get("log_tail", ()), advice=fault["advice"]
+        )
+    return Dialect(**said["dialect"]), str(said["backend"])

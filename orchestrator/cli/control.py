@@ -6,6 +6,7 @@ One JSON object a line, one question a connection, mode 0600 in a folder of mode
     {"do": "stop", "names": [..] or null, "grace": seconds or null}   -> {"stopped": [name, ...]}
     {"do": "switch", "name": .., "backend": .. or null, "profile": absolute path or null,
      "drain_s": .. or null, "beside": true, false or null}            -> a `Switched`
+    {"do": "dialect", "name": ..}                   -> {"backend": .., "dialect": its `Dialect`}, once ready
     anything else                                   -> {"error": described error}
 
 A socket's address holds 107 bytes, a path any number: both ends go by /proc/self/fd, which is short.

@@ -186,6 +186,7 @@ class Service:
             "status": self._answer_status,
             "stop": self._answer_stop,
             "switch": self._answer_switch,
+            "dialect": self._answer_dialect,
         }
         answer = answers.get(question.get("do"))
         if answer is None:
@@ -219,9 +220,7 @@ class Service:
         return {"stopped": names}
 
     async def _answer_switch(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        engine = self._backends.get(str(question.get("name")))
-        if engine is None:
-            raise SwitchRefused(f"switch: {question.get('name')} is not served here")
+        engine = self._named(question)
         to = question.get("backend")
         if question.get("profile") is not None:
             to = await asyncio.to_thread(profiles.load, str(question["profile"]), backend=to)
@@ -235,3 +234,15 @@ class Service:
             beside=question.get("beside"),
         )
         return asdict(done)
+
+    async def _answer_dialect(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Say how the engine that serves wants its options: its plan decides too, not its kind alone."""
+        engine = self._named(question)
+        found = await asyncio.to_thread(engine.endpoint)
+        return {"backend": engine.profile.backend, "dialect": asdict(found.dialect)}
+
+    def _named(self, question: Mapping[str, Any]) -> Switchable:
+        engine = self._backends.get(str(question.get("name")))
+        if engine is None:
+            raise SwitchRefused(f"control: {question.get('name')} is not served here")
+        return engine

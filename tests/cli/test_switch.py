@@ -126,3 +126,18 @@ def test_an_unknown_engine_changes_nothing_bad(cli: Cli, fake: Write) -> None:
     assert done.returncode == 3
     assert "did you mean llama-server" in done.stderr
     assert complete(url).status_code == 200
+
+
+def test_run_takes_the_engine_that_serves_the_file_now_good(cli: Cli, fake: Write) -> None:
+    first, second = fake("one"), fake("other", {"say": ["the second engine"]})
+    up(cli, first)
+    assert cli("switch", "--profile", second).returncode == 0
+
+    def run(profile: str, *more: str) -> dict[str, Any]:
+        done = cli("run", profile, "Hi", "--max-tokens", "2", "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    now = run(second)
+    assert (now["load_s"], now["model"], now["text"]) == (None, "one", " the capital")
+    assert run(first)["load_s"] > 0, "what it was before is not what runs"
