@@ -38,11 +38,16 @@ class Terminal:
         )
         os.close(theirs)
 
-    def until(self, text: str) -> None:
-        """Read until `text` has been shown since the last time."""
+    def until(self, text: str, again: str = "") -> None:
+        """Read until `text` has been shown since the last time, typing `again` each second until then."""
         deadline = time.monotonic() + PATIENCE
         while text not in self.seen:
-            assert select.select([self.ours], [], [], max(0, deadline - time.monotonic()))[0], self.seen
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self.ours], [], [], min(1, left) if again else left)[0]:
+                assert again, self.seen
+                assert left, self.seen
+                self.type(again)
+                continue
             with contextlib.suppress(OSError):  # the other end is closed
                 data = os.read(self.ours, 4096)
                 self.seen += data.decode("utf-8", "replace")
@@ -57,10 +62,14 @@ class Terminal:
 
     def wait(self) -> int:
         """Read to the end; returns the exit code."""
+        deadline = time.monotonic() + PATIENCE
         with contextlib.suppress(OSError):
-            while data := os.read(self.ours, 4096):
+            while select.select([self.ours], [], [], max(0, deadline - time.monotonic()))[0]:
+                data = os.read(self.ours, 4096)
+                if not data:
+                    break
                 self.seen += data.decode("utf-8", "replace")
-        return self.process.wait(PATIENCE)
+        return self.process.wait(max(0.1, deadline - time.monotonic()))
 
     def close(self) -> None:
         """End it whatever it does."""
@@ -108,11 +117,13 @@ def test_chat_is_a_conversation_good(terminal: Callable[..., Terminal], fake: Wr
     chat.until(" capital of")
     chat.type("\x03")
     chat.until("(stopped)")
-    chat.until("> ")
+    chat.until("> ")  # before it the terminal is not readline's yet, and takes what is typed in its own way
     chat.type("/bogus\r")
     chat.until("there is no /bogus")
+    chat.until("> ")
     chat.type("\x03")
-    chat.until("leaves)")
+    chat.until("leaves)", again="\x03")  # Python's readline misses one that comes just before it waits
+    chat.until("> ")
     chat.type("\x04")
     assert chat.wait() == 0
     assert "Hello" in (own_home / "chat_history").read_text()
