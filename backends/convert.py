@@ -16,11 +16,11 @@ from orchestrator.errors import BackendError, UnsupportedModel
 from orchestrator.model_files import default_cache
 
 
-def place(gguf: Path, environ: Mapping[str, str]) -> Path:
-    """Return where the converted form of a file is kept; another file of the same name has another place."""
+def place(gguf: Path, environ: Mapping[str, str], form: str = "safetensors") -> Path:
+    """Return where another form of a file is kept; another file of the same name has another place."""
     stat = gguf.stat()
     identity = f"{gguf.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()
-    return default_cache(environ) / f"{gguf.stem}-{hashlib.sha256(identity).hexdigest()[:12]}-safetensors"
+    return default_cache(environ) / f"{gguf.stem}-{hashlib.sha256(identity).hexdigest()[:12]}-{form}"
 
 
 def converted(gguf: Path, environ: Mapping[str, str], *, by: Callable[[], str], at_once: bool) -> Path:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends import llama_server_memory
+from backends import llama_server_memory, requantise
 from backends.base import SubprocessBackend
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.programs import Answer, Program
+from orchestrator import gguf_header, model_files
 from orchestrator.backend import Command, Dialect, Plan
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import Problem, ProfileError
+from orchestrator.gguf_header import Header
 from orchestrator.hardware import Machine, supported_kinds
+from orchestrator.profile import Profile
 
 LOCK = Path(__file__).parent / "locks" / "llama-server.lock"
 # Llama 3.1's template has a date of its own, for want of a better one
@@ -43,6 +47,9 @@ class LlamaServerOptions(BaseModel):
     )
     split_mode: Literal["none", "layer", "row"] | None = Field(
         None, description="how several cards share a model"
+    )
+    weights: Literal["bf16", "f16", "f32"] | None = Field(
+        None, description="serve the model with its weights in this form, made once by llama-quantize"
     )
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = Field(
         None, description="how the model file gets into memory"
@@ -129,6 +136,26 @@ class LlamaServer(SubprocessBackend):
             return None
         return supported_kinds(answer.text)
 
+    def find_model(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, Header]:
+        """Find the model's GGUF file, or the form of it that the profile wants."""
+        if profile.options.get(self.name, {}).get("weights"):
+            # what a package brings is put together in our cache, and so is its other form
+            path = self.converted(profile, environ, at_once=profile.model.package is not None)
+        else:
+            path = _resolved(profile, environ, self.assembling)
+        return path, gguf_header.read(path)
+
+    @classmethod
+    def converted(cls, profile: Profile, environ: Mapping[str, str], *, at_once: bool = True) -> Path:
+        """Return a profile's model with other weights, bf16 by default; see `requantise.requantised`."""
+        gguf = _resolved(profile, environ)
+        weights = profile.options.get(cls.name, {}).get("weights") or "bf16"
+
+        def program() -> str:
+            return requantise.tool(cls.locate(environ, profile.command), environ)
+
+        return requantise.requantised(gguf, weights, environ, by=program, at_once=at_once)
+
     def settle(self, plan: Plan, machine: Machine) -> Plan:
         """Refuse what only vLLM has, decide what is ``auto``, and say what it takes."""
         kind = plan.profile.kv_cache_type
@@ -199,6 +226,12 @@ class LlamaServer(SubprocessBackend):
         if isinstance(slots, int) and slots != plan.slots:
             return f"has {slots} slots instead of {plan.slots}"
         return None
+
+
+def _resolved(
+    profile: Profile, environ: Mapping[str, str], progress: model_files.Progress | None = None
+) -> Path:
+    return model_files.resolve(profile.model, directory=profile.directory, environ=environ, progress=progress)
 
 
 def _own_date(plan: Plan) -> str | None:

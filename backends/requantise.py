@@ -1,0 +1,89 @@
+"""Keeps unquantised forms of GGUF files, made once by llama-quantize, which comes with llama-server.
+
+An engine that reads no GGUF gets weights in 16 bits. A comparison with it is one of engines, and not one of
+precisions, when llama-server reads the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from backends.convert import place
+from orchestrator import gguf_header
+from orchestrator.backend import Binary
+from orchestrator.errors import BackendError, BinaryMissing, UnsupportedModel
+
+PROGRAM = "llama-quantize"
+HINT = "take a build of llama.cpp that has it, or put it on PATH"
+
+
+def tool(server: Binary, environ: Mapping[str, str]) -> str:
+    """Return llama-quantize: beside the server's program, else on PATH.
+
+    Raises:
+        BinaryMissing: it is in neither place.
+
+    """
+    given = Path(server.argv[0])
+    for folder in (given.parent, given.resolve().parent):
+        if found := shutil.which(PROGRAM, path=str(folder)):
+            return found
+    if found := shutil.which(PROGRAM, path=environ.get("PATH")):
+        return found
+    raise BinaryMissing(f"{PROGRAM}: not found beside {given} and not on PATH", advice=HINT)
+
+
+def requantised(
+    gguf: Path, weights: str, environ: Mapping[str, str], *, by: Callable[[], str], at_once: bool
+) -> Path:
+    """Return the file that holds a model's weights in another form; itself when it holds them already.
+
+    Args:
+        gguf: the model's file, the first of its shards.
+        weights: the form in llama-quantize's words, such as ``bf16``.
+        environ: says where the cache is.
+        by: returns the program that makes it; asked only when there is something to make.
+        at_once: make it when that was not done yet, instead of saying how.
+
+    Raises:
+        UnsupportedModel: it was not made yet.
+        BackendError: making it failed.
+
+    """
+    if (gguf_header.read(gguf).quantisation or "").lower() == weights:
+        return gguf
+    target = place(gguf, environ, f"{weights}.gguf")
+    if target.is_file():
+        return target
+    if not at_once:
+        raise UnsupportedModel(
+            f"model: {gguf} was not made into {weights} yet",
+            path=gguf,
+            advice="orchestrator convert PROFILE --backend llama-server does it, found from then on",
+        )
+    return _make(gguf, target, weights, by())
+
+
+def _make(gguf: Path, target: Path, weights: str, program: str) -> Path:
+    """Make a file that appears whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
+        unfinished = Path(folder) / target.name
+        done = subprocess.run(
+            [program, "--allow-requantize", str(gguf), str(unfinished), weights.upper()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if done.returncode:
+            tail = done.stdout.decode("utf-8", "replace").split("\n")
+            raise BackendError(
+                f"convert: {gguf} could not be made into {weights}: exit code {done.returncode}",
+                log_tail=[line for line in tail if line.strip()][-20:],
+            )
+        return unfinished.replace(target)
