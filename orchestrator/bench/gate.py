@@ -17,6 +17,9 @@ from orchestrator.bench.values import Arm, Client, Sample, Workload
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
 
+ONE_PIECE = 8  # tokens from which on an answer that came in one read was held back on its way
+SPELLINGS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # of safetensors, in GGUF's words
+
 DISTURBED = re.compile(
     r"\bpreempt(?:ed|ing|ion)\b|\bcompiling\b|\brecompil\w+|\btorch\.compile takes|\bcapturing cuda graph"
     r"|\bthrottl(?:ed|ing)\b|\bcontext shift\b",
@@ -62,6 +65,8 @@ def sample_faults(samples: Sequence[Sample], asks: Sequence[Ask], workload: Work
             found[f"{cached} of {sample.prompt_tokens} prompt tokens came from a cache"] += 1
         if sample.first_s is None:
             found["no output was seen, though tokens were counted"] += 1
+        elif (sample.output_tokens or 0) >= ONE_PIECE and len(sample.chunks_s) == 1:
+            found[f"all {sample.output_tokens} tokens came at once: something holds the stream back"] += 1
     return [reason if count == 1 else f"{reason} ({count} requests)" for reason, count in found.items()]
 
 
@@ -116,7 +121,8 @@ def notes(arms: Sequence[Arm], samples: Sequence[Sequence[Sample]]) -> list[str]
         ("context", "contexts"),
         ("device", "devices"),
     ):
-        values = {getattr(arm, name) for arm in arms} - {None}
+        given = [getattr(arm, name) for arm in arms]
+        values = {SPELLINGS.get(value, value) for value in given if value is not None}
         if len(values) > 1:
             shown = "" if name == "model_hash" else f": {', '.join(sorted(map(str, values)))}"
             more = "; weights of another precision are another experiment" if name == "quantisation" else ""

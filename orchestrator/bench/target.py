@@ -86,6 +86,8 @@ class Target:
         if self.endpoint is None:
             if self._engine is not None:
                 self.endpoint = self._engine.start()
+                if self._plan is not None and self._plan.downloads:
+                    self._plan = self._engine.plan()  # what was fetched tells what it is
                 loaded = self._engine.status().get("load_s")
                 self.load_s += [loaded] if loaded is not None else []
             else:
@@ -190,6 +192,7 @@ class Target:
         if self._hash is None:
             self._hash = machine.model_hash(plan.model_path)
         return {
+            "profile": str(Path(self.spec.subject).absolute()),
             "backend": plan.backend,
             "model_path": str(plan.model_path),
             "model_hash": self._hash,

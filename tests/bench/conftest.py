@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.bench.values import Client, Round, SelfTest
+from orchestrator.bench.values import Client, Round, Sample, SelfTest
 from tests import gguf_files
 
 ENGINE = Path(__file__).parent.parent / "fakes" / "engine.py"
@@ -29,8 +29,24 @@ HEALTHY = SelfTest(
 )
 
 
+def answer(**changes: Any) -> Sample:
+    """Return a sample of a request that went well."""
+    settings: dict[str, Any] = {
+        "index": 0, "intended_s": 0.0, "sent_s": 0.0, "first_s": 0.1, "last_s": 1.1, "end_s": 1.1,
+        "prompt_tokens": 64, "output_tokens": 11, "cached_tokens": 0, "finish_reason": "length",
+        "error": None, "ttft_s": 0.1, "decode_tok_s": 10.0, "prefill_tok_s": 640.0, "tpot_s": 0.1,
+        "e2e_s": 1.1, "chunks_s": (0.1, 1.1),
+    }  # fmt: skip
+    return Sample(**{**settings, **changes})
+
+
 def made_round(
-    arm: str, pair: int, void: tuple[str, ...] = (), others: float | None = None, **metrics: float
+    arm: str,
+    pair: int,
+    void: tuple[str, ...] = (),
+    others: float | None = None,
+    samples: tuple[Sample, ...] = (),
+    **metrics: float,
 ) -> Round:
     """Return a round of which only the statistics matter."""
     return Round(
@@ -42,7 +58,7 @@ def made_round(
         started_at=0.0,
         duration_s=1.0,
         metrics=metrics,
-        samples=(),
+        samples=samples,
         client=Client(cpu=0.1, lag_p50_s=0, lag_p99_s=0, lag_max_s=0, events_s=100),
         server=(),
         memory=None,

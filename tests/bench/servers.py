@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +26,17 @@ class Habits:
         per_chunk: tokens in a chunk.
         role_first: send a chunk with a role, at once, before everything else.
         pings: comments between chunks.
-        ending: ``good``, ``error_then_done``, ``only_done``, ``eof``, ``no_usage``, ``stop``.
+        ending: ``good``, ``error_then_done``, ``bare_error``, ``only_done``, ``eof``, ``no_usage``, ``stop``,
+            ``no_done``.
         fail_at: which completion (from 1) fails with 500; 0 is none.
         cumulative: report usage in every chunk.
+        usage_with_choice: report usage beside the finish reason instead of in a chunk of its own.
+        framing: how events are written: ``plain``, ``crlf``, ``cr``, ``no_space``, ``bom``, ``lines`` (data
+            over two of them), ``bytes`` (each in a chunk of its own).
+        word: the text of a token.
+        held: send nothing until all is there.
+        cold: seconds more before the first completion of all.
+        remembers: a prompt whose first tokens were seen before has its first token at once.
 
     """
 
@@ -44,6 +53,12 @@ class Habits:
     ending: str = "good"
     fail_at: int = 0
     cumulative: bool = False
+    usage_with_choice: bool = False
+    framing: str = "plain"
+    word: str = " word"
+    held: bool = False
+    cold: float = 0.0
+    remembers: bool = False
 
 
 def engine(habits: Habits | None = None) -> Scripted:
@@ -57,6 +72,7 @@ class _Script:
     def __init__(self, habits: Habits) -> None:
         self.habits = habits
         self.completions = 0
+        self.seen: set[tuple[int, ...]] = set()
         self.server: Any = None
 
     def __call__(self, head: str, _: int) -> Iterator[bytes]:
@@ -69,19 +85,48 @@ class _Script:
             return iter([reply(200, {"tokens": [each + self.habits.shift for each in range(count)]})])
         if path == "/v1/completions":
             self.completions += 1
-            return self.completion()
+            asked = next(body for _, body in reversed(self.server.requests) if body and "prompt" in body)
+            pieces = self.completion(self.wait(asked["prompt"]))
+            return iter([b"".join(pieces)]) if self.habits.held else pieces
         return iter([reply(404, {"error": "no such path"})])
 
-    def completion(self) -> Iterator[bytes]:
+    def wait(self, prompt: Any) -> float:
+        """Return the seconds until the first token."""
+        habits, beginning = self.habits, tuple(prompt[:2])
+        if habits.remembers and beginning in self.seen:
+            return 0.0
+        self.seen.add(beginning)
+        return habits.ttft + (habits.cold if self.completions == 1 else 0.0)
+
+    def framed(self, events: bytes) -> bytes:
+        """Return events in the engine's way of writing them, letters as they are."""
+        for letter in RAW:
+            events = events.replace(json.dumps(letter)[1:-1].encode(), letter.encode())
+        match self.habits.framing:
+            case "crlf":
+                events = events.replace(b"\n", b"\r\n")
+            case "cr":
+                events = events.replace(b"\n", b"\r")
+            case "no_space":
+                events = events.replace(b"data: ", b"data:")
+            case "lines":
+                events = events.replace(b'"choices": ', b'"choices":\ndata: ')
+            case "bytes":
+                return chunked(events, 1)
+        return chunked(events)
+
+    def completion(self, ttft: float) -> Iterator[bytes]:
         habits = self.habits
         if self.completions == habits.fail_at:
             yield reply(500, {"error": {"message": "told to fail"}})
             return
         count, prompt = min(OUTPUT, habits.most), PROMPT + habits.extra_prompt
         yield HEAD
+        if habits.framing == "bom":
+            yield chunked(b"\xef\xbb\xbf")
         if habits.role_first:
-            yield chunked(event(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}]))
-        time.sleep(habits.ttft)
+            yield self.framed(event(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}]))
+        time.sleep(ttft)
         if habits.ending == "only_done":
             yield chunked(b"data: [DONE]\n\n") + END
             return
@@ -90,24 +135,30 @@ class _Script:
             now = min(habits.per_chunk, count - sent)
             sent += now
             usage = self.usage(prompt, sent) if habits.cumulative else {}
-            choice = {"index": 0, "text": " word" * now, "finish_reason": None}
-            yield chunked(b":\n\n" * habits.pings + event(choices=[choice], **usage))
+            choice = {"index": 0, "text": habits.word * now, "finish_reason": None}
+            yield self.framed(b":\n\n" * habits.pings + event(choices=[choice], **usage))
             due += habits.gap * now
             time.sleep(max(0.0, due - time.monotonic()))
             if habits.ending == "eof" and sent >= count // 2:
                 return
-        yield chunked(b"".join(self.end(prompt, count))) + END
+        yield self.framed(b"".join(self.end(prompt, count))) + END
 
     def end(self, prompt: int, count: int) -> Iterator[bytes]:
         if self.habits.ending == "error_then_done":
             yield b'data: {"error": {"message": "told to fail", "code": 500}}\n\n'
             yield b"data: [DONE]\n\n"
             return
+        if self.habits.ending == "bare_error":
+            yield b'error: {"message": "told to fail", "code": 500}\n\n'
+            return
+        usage = self.usage(prompt, count) if self.habits.ending != "no_usage" else {}
+        beside = usage if self.habits.usage_with_choice else {}
         finish = "stop" if self.habits.ending == "stop" else "length"
-        yield event(choices=[{"index": 0, "text": "", "finish_reason": finish}])
-        if self.habits.ending != "no_usage":
-            yield event(choices=[], **self.usage(prompt, count))
-        yield b"data: [DONE]\n\n"
+        yield event(choices=[{"index": 0, "text": "", "finish_reason": finish}], **beside)
+        if usage and not beside:
+            yield event(choices=[], **usage)
+        if self.habits.ending != "no_done":
+            yield b"data: [DONE]\n\n"
 
     def usage(self, prompt: int, count: int) -> dict[str, Any]:
         found: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": count}
@@ -116,5 +167,6 @@ class _Script:
         return {"usage": found}
 
 
+RAW = "é\u0085\u2028"  # ends of lines for many a parser
 PROMPT = 32  # tokens that the tests ask with
 OUTPUT = 24  # tokens that the tests ask for

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from orchestrator.bench import decide, statistics
+from orchestrator.bench.measure import percentiles
 from orchestrator.bench.values import Round
-from tests.bench.conftest import made_round
+from tests.bench.conftest import answer, made_round
 
 PAIRS = 8
 COMPARISONS = 100
@@ -83,6 +84,38 @@ def test_without_abba_drift_would_be_taken_for_a_difference_bad() -> None:
         pairs = decide.Pairs("a", "b", "decode_tok_s", tuple(zip(a, b, strict=True)))
         wrong += decide.decide([pairs], margin=0.001)[0].answer == "a_faster"
     assert wrong >= 60
+
+
+def test_pooled_requests_would_err_where_rounds_do_not_bad() -> None:
+    """Requests of a round share the machine's mood: taken for independent ones they claim far too often."""
+    pooled = ours = 0
+    for seed in range(200):
+        chance = random.Random(f"pooled/{seed}")
+        every: dict[str, list[float]] = {"a": [], "b": []}
+        rounds = []
+        for pair in range(PAIRS):
+            for arm in "ab":
+                mood = chance.gauss(0, 0.01)
+                logs = [math.log(100) + mood + chance.gauss(0, 0.01) for _ in range(8)]
+                every[arm] += logs
+                rounds.append(made_round(arm, pair, decode_tok_s=math.exp(statistics.median(logs))))
+        variance = sum(statistics.spread(logs) ** 2 / len(logs) for logs in every.values())
+        gap = abs(sum(every["a"]) - sum(every["b"])) / len(every["a"])
+        pooled += gap > 1.96 * math.sqrt(variance)
+        ours += decide.decide([decide.pairs_of(rounds, "a", "b", "decode_tok_s")], margin=1e-6)[0].answer in (
+            "a_faster",
+            "b_faster",
+        )
+    assert pooled >= 34  # of 200: 17 %
+    assert ours <= 14  # 7 %
+
+
+@pytest.mark.parametrize(("requests", "known"), [(19, 1), (20, 2), (1000, 2), (1001, 3)])
+def test_high_percentiles_need_many_requests_bad(requests: int, known: int) -> None:
+    rounds = [made_round("a", 0, samples=tuple(answer(ttft_s=1 + n / 1e6) for n in range(requests)))]
+    (found,) = [each for each in percentiles(rounds) if each.metric == "ttft_s"]
+    assert [found.p50, found.p90, found.p99][known:] == [None] * (3 - known)
+    assert None not in [found.p50, found.p90, found.p99][:known]
 
 
 @pytest.mark.parametrize(("ratio", "answer"), [(1.5, "a_faster"), (4.0, "a_faster"), (1 / 1.5, "b_faster")])

@@ -10,22 +10,12 @@ import pytest
 from orchestrator.bench import declared, gate, server_view
 from orchestrator.bench.arms import Spec
 from orchestrator.bench.prompts import Ask
-from orchestrator.bench.values import Arm, Client, EngineFigures, Sample, Workload
+from orchestrator.bench.values import Arm, Client, EngineFigures, Workload
 from orchestrator.bench.workload import WorkloadError
+from tests.bench.conftest import answer
 
 PROMPT = Workload(name="x")
 LOGS = Path(__file__).parent.parent / "data" / "engine_messages"
-
-
-def answer(**changes: Any) -> Sample:
-    """Return a sample of a request that went well."""
-    settings: dict[str, Any] = {
-        "index": 0, "intended_s": 0.0, "sent_s": 0.0, "first_s": 0.1, "last_s": 1.1, "end_s": 1.1,
-        "prompt_tokens": 64, "output_tokens": 11, "cached_tokens": 0, "finish_reason": "length",
-        "error": None, "ttft_s": 0.1, "decode_tok_s": 10.0, "prefill_tok_s": 640.0, "tpot_s": 0.1,
-        "e2e_s": 1.1, "chunks_s": (0.1, 1.1),
-    }  # fmt: skip
-    return Sample(**{**settings, **changes})
 
 
 ASK = Ask([1] * 64, 11)
@@ -48,6 +38,7 @@ def test_a_good_answer_counts_good() -> None:
         ({"output_tokens": 10}, "10 output tokens instead of 11"),
         ({"cached_tokens": 9}, "9 of 64 prompt tokens came from a cache"),
         ({"first_s": None}, "no output was seen"),
+        ({"chunks_s": (0.1,)}, "all 11 tokens came at once"),
     ],
 )
 def test_an_answer_that_does_not_count_bad(changes: dict[str, Any], said: str) -> None:
@@ -114,6 +105,8 @@ def test_precision_is_pointed_out_good() -> None:
     assert "another experiment" in notes[0]
     assert notes[1].startswith("b can't say")
     assert gate.notes([arms[0], arms[0]], [[answer()]] * 2) == []
+    same = [arms[1], Arm(name="c", quantisation="bfloat16")]
+    assert gate.notes(same, [[answer()]] * 2) == []  # one form by the names of two formats
 
 
 # -- the engine's own figures -----------------------------------------------------------------------

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import gguf_header
 from orchestrator.backend import Dialect, Endpoint
-from orchestrator.bench import gate, rounds, samples
-from orchestrator.bench.arms import specs
+from orchestrator.bench import compare, gate, rounds, samples, selftest
+from orchestrator.bench.arms import Spec, specs
 from orchestrator.bench.comparing import Comparing
 from orchestrator.bench.declared import Declared
+from orchestrator.bench.exchange import GREEDY, NEUTRAL
 from orchestrator.bench.prompts import Ask
 from orchestrator.bench.session import Progress, Step, run
+from orchestrator.bench.target import Target
 from orchestrator.bench.values import Comparison, Sample, SelfTest, Workload
 from orchestrator.errors import Incomparable
 from orchestrator.source import probe
 from tests.bench.conftest import HEALTHY, Write
-from tests.bench.servers import OUTPUT, PROMPT, Habits, engine
+from tests.bench.servers import OUTPUT, PROMPT, RAW, Habits, engine
+from tests.fakes.hub import Repo, served
 from tests.fakes.scripted import HEAD, HoldUntilClosed, Scripted, chunked
 
 LOAD = Workload(name="test", prompt_tokens=(PROMPT,), output_tokens=(OUTPUT,))
@@ -90,6 +97,62 @@ def test_usage_in_every_chunk_is_not_added_up_good(servers: Start) -> None:
     assert {each.output_tokens for part in found.rounds for each in part.samples} == {OUTPUT}
 
 
+@pytest.mark.parametrize(
+    "habits",
+    [
+        Habits(framing="crlf"),
+        Habits(framing="cr"),
+        Habits(framing="no_space"),
+        Habits(framing="bom"),
+        Habits(framing="lines"),
+        Habits(framing="bytes", word=f" {RAW}"),
+        Habits(word=f" {RAW}", pings=1),
+        Habits(ending="no_done"),
+        Habits(usage_with_choice=True),
+        Habits(cached=None),
+    ],
+    ids=str,
+)
+def test_an_honest_engine_of_odd_manners_is_read_right_good(servers: Start, habits: Habits) -> None:
+    found = compared(*servers(replace(habits, gap=0.002), Habits(gap=0.008)))
+    assert found.verdict == "a_faster"
+    assert not [each.void for each in found.rounds if each.void]
+    assert {each.output_tokens for part in found.rounds for each in part.samples} == {OUTPUT}
+    assert {len(each.chunks_s) >= OUTPUT // 2 for part in found.rounds for each in part.samples} == {True}
+
+
+def test_a_cache_that_says_nothing_helps_nobody_good(servers: Start) -> None:
+    """It would: the same prompt again is answered sooner. But no prompt begins like another."""
+    remembers = Habits(ttft=0.1, remembers=True, cached=None)
+    (url,) = servers(remembers)
+    first, again = (answers(url, LOAD, [Ask([1] * PROMPT, OUTPUT)])[0].ttft_s for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert first >= 0.1 > again
+    found = compared(*servers(remembers, Habits(ttft=0.1, cached=None)), metrics=("ttft_s",), margin=0.5)
+    assert found.verdict in ("equivalent", "inconclusive")
+    assert all(each.ttft_s >= 0.1 for part in found.rounds for each in part.samples if each.ttft_s)
+    assert any("can't say whether prompts came from a cache" in note for note in found.notes)
+
+
+def test_what_an_engine_does_once_is_over_before_it_counts_good(servers: Start) -> None:
+    found = compared(*servers(Habits(cold=2.0), Habits()), metrics=("ttft_s",), margin=0.9)
+    assert found.verdict in ("equivalent", "inconclusive")
+    assert all(each.ttft_s < 2 for part in found.rounds for each in part.samples if each.ttft_s)
+
+
+def test_every_sampler_is_said_good() -> None:
+    """An engine's own defaults have no say."""
+    with closing(engine()) as server:
+        compared(server.url, control=True, margin=0.9)
+        bodies = [body for _, body in server.requests if body and "prompt" in body]
+    asked = [body for body in bodies if len(body["prompt"]) == PROMPT]
+    assert len(asked) >= 14
+    for body in asked:
+        given = {name: body[name] for name in (*GREEDY, *NEUTRAL, "ignore_eos", "max_tokens")}
+        assert given == {**GREEDY, **NEUTRAL, "ignore_eos": True, "max_tokens": OUTPUT}
+
+
 def test_a_server_without_a_tokeniser_is_asked_in_words_good() -> None:
     with closing(engine(Habits(gap=0.002, tokeniser=False))) as server:
         found = compared(server.url, control=True, margin=0.9)
@@ -128,6 +191,8 @@ def test_one_failure_voids_its_pair_and_is_shown_good(servers: Start) -> None:
         (Habits(extra_prompt=1), r"has 32 prompt tokens where \S+ has 33"),
         (Habits(ending="stop"), "has length as finish reason"),
         (Habits(ending="error_then_done"), "told to fail"),
+        (Habits(ending="bare_error"), "told to fail"),
+        (Habits(held=True), "all 24 tokens came at once"),
         (Habits(ending="only_done"), "without a finish reason"),
         (Habits(ending="eof"), "broke"),
         (Habits(ending="no_usage"), "no usage"),
@@ -154,6 +219,20 @@ def test_a_client_that_is_too_slow_gives_no_verdict_bad(servers: Start) -> None:
         compared(*servers(Habits(), Habits()), tested=slow)
 
 
+def test_a_machine_that_is_too_slow_is_seen_by_the_self_test_bad(
+    servers: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No machine takes this many events: the test's own answer stops the comparison before an engine does."""
+    monkeypatch.setattr(selftest, "CEILING", 1e9)
+    with pytest.raises(Incomparable, match="1000000000 are needed"):
+        compare(*servers(Habits(), Habits()), workload=LOAD)
+
+
+def test_a_client_that_wakes_late_voids_rounds_bad(servers: Start) -> None:
+    with pytest.raises(Incomparable, match="the client was late"):
+        compared(*servers(Habits(), Habits()), limits=gate.Limits(cpu=10, lag_s=0.0), budget=1)
+
+
 def test_a_busy_client_voids_rounds_until_the_budget_is_spent_bad(servers: Start) -> None:
     with pytest.raises(Incomparable, match="the client was busy"):
         compared(*servers(Habits(), Habits()), limits=gate.Limits(cpu=0.0, lag_s=10), budget=1)
@@ -174,6 +253,25 @@ def test_a_restart_voids_the_round_and_the_run_goes_on_good(fake: Write, tmp_pat
     found = compared(fake("dies-once", knobs), fake("slow", {"rate": 50}))
     assert found.verdict == "a_faster"
     assert any("restarted" in reason for each in found.rounds for reason in each.void)
+    assert found.decisions[0].pairs == 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 11-30 12:00:00 [backends.py:200] Compiling a graph for dynamic shape takes 12.1 s",
+        "WARNING Request cmpl-1 is preempted by PreemptionMode.RECOMPUTE",
+        "CPU3: Core temperature above threshold, cpu clock throttled",
+    ],
+)
+def test_a_disturbed_engine_says_so_in_its_log_and_the_round_is_void_good(fake: Write, line: str) -> None:
+    found = compared(
+        fake("disturbed", {"rate": 250, "say_request": 6, "say_line": line}), fake("slow", {"rate": 50})
+    )
+    assert found.verdict == "a_faster"
+    reasons = [each.void for each in found.rounds if each.void]
+    assert len(reasons) == 2
+    assert any(line in reason for each in reasons for reason in each)
     assert found.decisions[0].pairs == 6
 
 
@@ -222,6 +320,29 @@ def test_everything_that_may_matter_is_in_the_result_good(fake: Write) -> None:
     assert all(view.source for each in found.rounds for view in each.server)
     assert found.seed == 1
     assert found.machine.cores >= 1
+
+
+def test_what_is_fetched_from_the_hub_is_described_all_the_same_good(
+    fake: Write, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first start nothing is known of such a model."""
+    with served() as hub:
+        hub.repos["owner/tiny-GGUF"] = Repo({"tiny-F32.gguf": tiny_model.read_bytes()})
+        monkeypatch.setenv("HF_ENDPOINT", hub.urls["hub"])
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        profile = fake("fetched", {"rate": 300}, model="hf:owner/tiny-GGUF", context=4096)
+        target = Target(Spec("fetched", profile))
+        assert target.plan is not None
+        assert target.plan.header is None
+        try:
+            target.start()
+            arm = target.describe()
+        finally:
+            target.stop()
+    known = gguf_header.read(tiny_model)
+    assert (arm.quantisation, arm.context) == (known.quantisation, known.context)
+    assert arm.model_hash == hashlib.sha256(tiny_model.read_bytes()).hexdigest()
+    assert arm.argv[arm.argv.index("--ctx-size") + 1] == str(4 * (known.context or 0))
 
 
 # -- one round --------------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ async def complete(engine: Engine, c: Connection, request: Request) -> None:
     """Answer a completion, in a slot of its own."""
     knobs = engine.knobs
     engine.counts["completions"] += 1
+    if engine.counts["completions"] == knobs.say_request:
+        engine.log(knobs.say_line)
     if engine.counts["completions"] == knobs.crash_request:
         faults.end(knobs.crash_code)
     job = plan(engine, request.path, json.loads(request.body))

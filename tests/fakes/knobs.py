@@ -72,6 +72,8 @@ class Knobs:
     model_id: str = ""  # instead of --alias
     cached_tokens: int = 0  # of the prompt, as reported
     stuck: bool = False  # completions are accepted and nothing ever comes
+    say_request: int = -1  # the K-th completion (from 1) makes it log `say_line` on arrival
+    say_line: str = ""
     crash_request: int = -1  # the K-th completion (from 1) kills it on arrival
     crash_after: int = -1  # tokens of one answer after which it dies
     crash_code: int = -11
