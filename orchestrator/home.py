@@ -113,6 +113,11 @@ class RunFolder:
             os.close(fd)
 
     @property
+    def title(self) -> str:
+        """The name under which its engine is served, or was."""
+        return self.name.partition("~")[0]
+
+    @property
     def temporary(self) -> bool:
         """Say whether it belongs to one run of one program (NAME~PID-N) rather than to a name."""
         return "-" in self.name.partition("~")[2]

@@ -161,7 +161,10 @@ class Paths:
     def missing(self, node: Node, key: str, kind: str) -> Node:
         """Report that nothing is there."""
         text = home_expanded(node.text, self.environ)
-        beside = "" if Path(text).is_absolute() else "; looked beside the profile and in ROCM_MODEL_DIR"
+        unset = "" if self.environ.get("ROCM_MODEL_DIR") else ", which is not set"
+        beside = (
+            "" if Path(text).is_absolute() else f"; looked beside the profile and in ROCM_MODEL_DIR{unset}"
+        )
         return self.fault(node, key, f"no such {kind}: {shown(text, 200)}{beside}")
 
     def fault(self, node: Node, key: str, message: str) -> Node:

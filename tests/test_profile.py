@@ -228,6 +228,13 @@ def test_paths_are_sought_beside_the_file_then_in_the_model_folder_good(profile:
     assert profile(short.format("m.gguf"), environ=environ).model.gguf == str(tmp_path / "m.gguf")
 
 
+def test_a_missing_file_says_whether_the_model_folder_is_set_bad(profile: Any, tmp_path: Path) -> None:
+    for environ, end in (({}, ", which is not set"), ({"ROCM_MODEL_DIR": str(tmp_path)}, "")):
+        with pytest.raises(ProfileError) as caught:
+            profile("model: gone.gguf\nbackend: llama-server\n", environ=environ)
+        assert str(caught.value).endswith(f"; looked beside the profile and in ROCM_MODEL_DIR{end}")
+
+
 def test_a_chat_template_is_a_file_or_a_name_good(profile: Any, tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").touch()
     assert profile(MINIMAL + "chat_template: chatml\n").chat_template == "chatml"

@@ -36,7 +36,7 @@ def describe(load: Workload) -> str:
     shared = f", {load.prefix_tokens} of them shared" if load.prefix_tokens else ""
     return (
         f"{load.name}: {prompts}{shared}, {_lengths(load.output_tokens)} out, "
-        f"{arrival}, {load.requests} requests a round"
+        f"{arrival}, {load.requests} request{'' if load.requests == 1 else 's'} a round"
     )
 
 

@@ -52,6 +52,10 @@ def _run(arguments: list[str]) -> int:
     try:
         result = app(args=arguments, prog_name="orchestrator", standalone_mode=False)
         console.out("", end="")  # what typer printed by itself
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer's own way of leaving, with 1
+            raise console.ReaderGone from None
+        raise
     except OSError:
         console.out("", end="")  # if stdout is at fault, this says so
         raise

@@ -105,11 +105,7 @@ def _running(profile: Profile, backend: str | None) -> Model | None:
                 and service.url is not None
             ):
                 key = os.environ.get(service.api_key_env) if service.api_key_env else None
-                url = (
-                    sources.base_url(service.url)
-                    .replace("//0.0.0.0:", "//127.0.0.1:")
-                    .replace("//[::]:", "//[::1]:")
-                )
+                url = sources.base_url(service.url)
                 dialect, engine = _spoken(service, name)
                 server = sources.Server(
                     Endpoint(url, key, name, dialect), sources.settings(SimpleNamespace(profile=profile))

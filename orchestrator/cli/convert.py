@@ -7,13 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 
 
 def convert(
     profile: options.ProfileFile,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="NAME", help="The engine that shall read it.")
+        str,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help="The engine that shall read it.",
+            autocompletion=completion.backends,
+        ),
     ] = "vllm-cpu",
 ) -> None:
     """Make the form of a profile's model that another engine reads; it is kept and found from then on."""

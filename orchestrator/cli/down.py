@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import completion
+
 if TYPE_CHECKING:
     from orchestrator.cli.services import Silent
 
 
 def down(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="Default: all.", autocompletion=completion.served),
+    ] = None,
     now: Annotated[bool, typer.Option("--now", help="Kill at once instead of asking first.")] = False,
 ) -> int:
     """Stop engines that `up` started, and wait until nothing is left of them.
@@ -42,7 +47,7 @@ def down(
         running.update(quiet.names)
     known = {service.pid for service in found} | {quiet.pid for quiet in silent}
     others = {row["name"]: row["pid"] for row in services.foreign(root, known)}
-    ran = {folder.name.partition("~")[0] for folder in run_folders(root)}
+    ran = {folder.title for folder in run_folders(root)}
     for name in names or ():
         if name in running:
             continue

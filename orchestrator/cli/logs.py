@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from orchestrator.cli import completion
+
 if TYPE_CHECKING:
     from orchestrator.home import RunFolder
 
@@ -24,7 +26,10 @@ LOOK = 0.1  # seconds between two looks at files that grow; the kernel tells us 
 
 def logs(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Default: everything that runs.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]", help="Default: everything that runs.", autocompletion=completion.logged
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the engine's owner ends.")
@@ -55,12 +60,12 @@ def _follow(sources: list[Source], stack: contextlib.ExitStack) -> None:
     from orchestrator.cli import console, services
     from orchestrator.home import home, run_folders
 
-    names = {_title(source.folder) for source in sources}
+    names = {source.folder.title for source in sources}
     known = {source.name for source in sources}
     first = True
     while True:
         for folder in run_folders(home()):
-            if folder.name not in known and _title(folder) in names:
+            if folder.name not in known and folder.title in names:
                 known.add(folder.name)
                 sources.append(stack.enter_context(contextlib.closing(Source(folder))))
                 if first and not folder.held:
@@ -82,11 +87,6 @@ def _follow(sources: list[Source], stack: contextlib.ExitStack) -> None:
             time.sleep(LOOK)
 
 
-def _title(folder: RunFolder) -> str:
-    """Return the name under which a folder's engine is served."""
-    return folder.name.partition("~")[0]
-
-
 def _folders(names: list[str] | None) -> list[RunFolder]:
     from orchestrator.cli.faults import UsageError
     from orchestrator.home import home, run_folders
@@ -96,7 +96,7 @@ def _folders(names: list[str] | None) -> list[RunFolder]:
         return [folder for folder in folders if folder.held]
     found = []
     for name in dict.fromkeys(names):
-        matching = [folder for folder in folders if name in {folder.name, _title(folder)}]
+        matching = [folder for folder in folders if name in {folder.name, folder.title}]
         if not matching:
             raise UsageError(f"logs: {name} has no log", advice="see `orchestrator ps`")
         found += matching

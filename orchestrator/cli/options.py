@@ -6,12 +6,20 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli import completion
+
 ProfileFile = Annotated[str, typer.Argument(metavar="PROFILE", help="A profile's YAML file.")]
 ProfileFiles = Annotated[
     list[str], typer.Argument(metavar="PROFILE...", help="YAML files, each the wish for one engine.")
 ]
 Backend = Annotated[
-    str | None, typer.Option("--backend", metavar="NAME", help="The engine to use instead of the profile's.")
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="The engine to use instead of the profile's.",
+        autocompletion=completion.backends,
+    ),
 ]
 Set = Annotated[
     list[str] | None,

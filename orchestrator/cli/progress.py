@@ -3,7 +3,7 @@
 Every form takes the same words, so that `up --detach` shows what its child tells it as if it were its own:
 
     {"say": "event", "name": .., "event": .., "state": .., "fields": {..}}
-    {"say": "ready", "name": .., "url": ..}
+    {"say": "ready", "name": .., "url": .., "outside": the URL for other machines or null}
     {"say": "error", "error": described error}
 """
 
@@ -57,6 +57,12 @@ def remark(name: str, event: str, fields: Mapping[str, Any]) -> str | None:
     return f"{name}: context: {fields['asked']} asked for, {fields['given']} given: {fields['why']}"
 
 
+def _ready(words: Words) -> None:
+    out(f"ready {words['name']} {words['url']}")
+    if words["outside"] is not None:
+        err(f"{words['name']}: other machines reach it at {words['outside']}")
+
+
 def choose() -> Progress:
     """Return the form that fits this process's stderr."""
     return Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()
@@ -73,7 +79,7 @@ class Lines:
     def hear(self, words: Words) -> None:
         """Take the next words."""
         if words["say"] == "ready":
-            out(f"ready {words['name']} {words['url']}")
+            _ready(words)
         elif words["say"] == "error":
             err(faults.render(words["error"]))
         elif words["event"] == "stage":
@@ -128,7 +134,7 @@ class Live:
     def hear(self, words: Words) -> None:
         """Take the next words."""
         if words["say"] == "ready":
-            self._without_rows(words["name"], lambda: out(f"ready {words['name']} {words['url']}"))
+            self._without_rows(words["name"], lambda: _ready(words))
         elif words["say"] == "error":
             self._without_rows(None, lambda: err(faults.render(words["error"])))
         else:

@@ -118,7 +118,10 @@ class Service:
                 return  # called off while it loaded
             raise
         self._served.add(name)
-        self._progress.hear({"say": "ready", "name": name, "url": self._gateway.url})
+        gateway = self._gateway
+        self._progress.hear(
+            {"say": "ready", "name": name, "url": gateway.url, "outside": gateway.outside_url}
+        )
 
     async def _drain(self) -> None:
         """Accept nothing new and let answers under way end, where an engine is there to end them."""

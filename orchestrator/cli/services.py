@@ -88,8 +88,14 @@ def _names(record: dict[str, Any] | None, key: str = "names") -> tuple[str, ...]
 
 def is_claimed(root: Path, name: str) -> bool:
     """Say whether a living process has a name, in whichever run folder its engine is."""
+    return RunFolder(root / "run" / name).held or name in served_names(root, preparing=False)
+
+
+def served_names(root: Path, *, preparing: bool = True) -> set[str]:
+    """Return the names that living services have written down, those too that they only prepare."""
     records = [folder.read() for folder in _service_folders(root) if folder.held]
-    return RunFolder(root / "run" / name).held or any(name in _names(record) for record in records)
+    keys = ("names", "starting") if preparing else ("names",)
+    return {name for record in records for key in keys for name in _names(record, key)}
 
 
 def look(root: Path) -> tuple[list[Service], list[Silent]]:

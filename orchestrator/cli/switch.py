@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import completion
+
 if TYPE_CHECKING:
     from orchestrator.cli.services import Service
 
 
 def switch(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="What is served; default: the only one.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="What is served; default: the only one.", autocompletion=completion.served
+        ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="NAME", help="Another engine for the same profile.")
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help="Another engine for the same profile.",
+            autocompletion=completion.backends,
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", metavar="FILE", help="Another profile, under the same name.")

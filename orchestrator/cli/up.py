@@ -14,6 +14,8 @@ from orchestrator.cli import options
 
 if TYPE_CHECKING:
     from orchestrator.cli.progress import Progress
+    from orchestrator.errors import PortTaken
+    from orchestrator.home import RunFolder
     from orchestrator.switching import Switchable
 
 
@@ -45,14 +47,12 @@ def up(
     from orchestrator.cli.progress import Pipe
 
     key = _key(api_key_env)
+    _refuse_open(host, key)
     with _signals_interrupt():
         if detach:
             from orchestrator.cli.detach import detach as start_detached
 
-            # faults that can be seen without starting anything are shown by this process
-            wishes = loading.load_all(profiles, sets, backend)
             _sweep()
-            _prepare(wishes, host, port, key)
             return start_detached(profiles, sets or [], backend, host, port, api_key_env)
         try:
             if report is None:
@@ -113,6 +113,17 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
+def _refuse_open(host: str, key: str | None) -> None:
+    from orchestrator.cli.faults import UsageError
+    from orchestrator.gateway import is_open
+
+    if is_open(host, key):
+        raise UsageError(
+            f"up: --host: {host or 'every address'} is beyond loopback and needs a key",
+            advice="put a key into an environment variable and name it with --api-key-env",
+        )
+
+
 def _prepare(wishes: list[Any], host: str, port: int, key: str | None) -> tuple[list[Switchable], Any]:
     """Make everything and decide everything; start nothing."""
     from orchestrator.cli.services import is_claimed
@@ -143,6 +154,24 @@ def already_runs(name: str) -> Exception:
     )
 
 
+def _by_whom(fault: PortTaken, port: int) -> PortTaken:
+    """Return the error with the name of what has the port, where that is a service of ours."""
+    from urllib.parse import urlsplit
+
+    from orchestrator.cli.services import running
+    from orchestrator.errors import PortTaken
+
+    for service in running():
+        if service.url is not None and urlsplit(service.url).port == port:
+            names = [str(status["name"]) for status in service.backends]
+            return PortTaken(
+                f"up: port {port} is taken by {', '.join(names)}, served by pid {service.pid}",
+                advice=f"stop it with `orchestrator down {' '.join(names)}`, or choose another port with "
+                "--port (0 takes a free one)",
+            )
+    return fault
+
+
 def _serve(
     wishes: list[Any],
     host: str,
@@ -156,6 +185,7 @@ def _serve(
     from orchestrator.cli import logs_setup, progress
     from orchestrator.cli.service import Service
     from orchestrator.cli.services import SERVICE_LOG, service_folder, starting
+    from orchestrator.errors import PortTaken
     from orchestrator.home import home
 
     folder = service_folder(home(), os.getpid())
@@ -174,14 +204,23 @@ def _serve(
         backends, gateway = _prepare(wishes, host, port, key)
         try:
             code = uvloop.run(Service(backends, gateway, folder, told, api_key_env=api_key_env).run())
+        except PortTaken as fault:
+            raise _by_whom(fault, gateway.port) from fault
         finally:
             shown.close()
     except KeyboardInterrupt:
         code = 0
         raise
     finally:
-        folder.release(remove=code == 0 or pipe is None)
+        folder.release(remove=code == 0 or pipe is None or not _has_log(folder))
     return code
+
+
+def _has_log(folder: RunFolder) -> bool:
+    from orchestrator.cli.services import SERVICE_LOG
+
+    log = folder.path / SERVICE_LOG
+    return log.exists() and log.stat().st_size > 0
 
 
 def _write_into(path: Any) -> None:

@@ -1,7 +1,8 @@
 """The stable OpenAI-compatible address in front of the engines."""
 
 from orchestrator.gateway.client import Limits
+from orchestrator.gateway.guard import is_open
 from orchestrator.gateway.route import Upstream
 from orchestrator.gateway.server import Gateway
 
-__all__ = ["Gateway", "Limits", "Upstream"]
+__all__ = ["Gateway", "Limits", "Upstream", "is_open"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
+import socket
 from urllib.parse import unquote
 
 from orchestrator.gateway.wire import Failure, RequestMessage
@@ -26,11 +28,27 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _is_wildcard(host: str) -> bool:
+def is_wildcard(host: str) -> bool:
+    """Say whether an address means every one that this machine has."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return not host
+
+
+def outside_address(ipv6: bool) -> str | None:
+    """Return this machine's address on its way to others, None where there is no such way."""
+    # documentation's addresses: a datagram socket only looks up the route, nothing is sent
+    family, far = (socket.AF_INET6, "2001:db8::1") if ipv6 else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((far, 9))
+        return str(probe.getsockname()[0])
+    return None
+
+
+def is_open(host: str, api_key: str | None) -> bool:
+    """Say whether others than this machine could reach an address and would need no key."""
+    return not is_loopback(host.strip("[]")) and not api_key
 
 
 class Guard:
@@ -42,7 +60,7 @@ class Guard:
     """
 
     def __init__(self, host: str, api_key: str | None) -> None:
-        self._names = None if _is_wildcard(host) else _LOOPBACK_NAMES | {bracketed(host.strip("[]").lower())}
+        self._names = None if is_wildcard(host) else _LOOPBACK_NAMES | {bracketed(host.strip("[]").lower())}
         self._key = api_key.encode() if api_key else None
 
     def refusal(self, message: RequestMessage, path: str) -> Failure | None:

@@ -8,10 +8,17 @@ import errno
 import time
 from collections.abc import Mapping
 
-from orchestrator.errors import PortTaken, Problem, ProfileError, StartError
+from orchestrator.errors import PortTaken, StartError
 from orchestrator.gateway.client import Client, Handler, Limits
 from orchestrator.gateway.dispatch import Dispatcher
-from orchestrator.gateway.guard import Guard, bracketed, is_loopback
+from orchestrator.gateway.guard import (
+    Guard,
+    bracketed,
+    is_loopback,
+    is_open,
+    is_wildcard,
+    outside_address,
+)
 from orchestrator.gateway.route import Route, Upstream
 from orchestrator.gateway.wire import Failure, RequestMessage
 from orchestrator.log import get_logger
@@ -34,7 +41,7 @@ class Gateway:
         limits: what one client may take.
 
     Raises:
-        ProfileError: `host` is beyond loopback and there is no key.
+        ValueError: `host` is beyond loopback and there is no key; see `is_open`.
 
     """
 
@@ -48,16 +55,9 @@ class Gateway:
         wait_s: float = 120.0,
         limits: Limits | None = None,
     ) -> None:
+        if is_open(host, api_key):
+            raise ValueError(f"gateway: {host or 'every address'} is beyond loopback and needs a key")
         host = host.strip("[]")
-        if not is_loopback(host) and not api_key:
-            raise ProfileError(
-                [
-                    Problem(
-                        "--host", 0, 0, "", f"{host or 'every address'} is beyond loopback and needs a key"
-                    )
-                ],
-                advice="put a key into an environment variable and name it with --api-key-env",
-            )
         # `localhost` may mean ::1 to one program and 127.0.0.1 to another
         self._host = "127.0.0.1" if host == "localhost" else host
         self.port = port
@@ -76,8 +76,19 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Base URL with ``/v1``."""
-        return f"http://{bracketed(self._host)}:{self.port}/v1"
+        """Base URL with ``/v1``, as programs on this machine reach it: a wildcard is no address to ask at."""
+        host = self._host
+        if is_wildcard(host):
+            host = "::1" if ":" in host else "127.0.0.1"
+        return f"http://{bracketed(host)}:{self.port}/v1"
+
+    @property
+    def outside_url(self) -> str | None:
+        """The same as other machines reach it; None when they can't, or it can't be told."""
+        if is_loopback(self._host):
+            return None
+        host = outside_address(":" in self._host) if is_wildcard(self._host) else self._host
+        return f"http://{bracketed(host)}:{self.port}/v1" if host else None
 
     # -- life -------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.backend import installed
 from orchestrator.cli import documents, faults, main
 from orchestrator.errors import ExitedEarly, Incomparable, OrchestratorError, RequestError
-from tests.cli.conftest import Cli, Write
+from tests.cli.conftest import Cli, Start, Write
 
 ROOT = Path(__file__).parent.parent.parent
 BAD_PROFILES = sorted((ROOT / "tests" / "data" / "bad_profiles").glob("*.y*ml"))
@@ -168,6 +170,44 @@ def test_completion_can_be_had_good(cli: Cli) -> None:
         environ={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"},
     )
     assert done.returncode == 0 or "--show-completion" in done.stderr
+
+
+def offered(cli: Cli, line: str, **environ: str) -> list[str]:
+    """Return what bash is offered at the Tab key after `line`."""
+    words = f"orchestrator {line}"
+    done = cli(environ={"_ORCHESTRATOR_COMPLETE": "complete_bash", "COMP_WORDS": words,
+                        "COMP_CWORD": str(words.count(" ")), **environ})  # fmt: skip
+    assert done.returncode == 0
+    assert not done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "line", ["up --backend ", "plan x --backend ", "switch --backend ", "engines install "]
+)
+def test_the_tab_key_offers_engines_good(cli: Cli, line: str) -> None:
+    assert offered(cli, line) == list(installed())
+    assert offered(cli, f"{line}vllm-r") == ["vllm-rocm"]
+
+
+def test_the_tab_key_offers_what_runs_good(cli: Cli, start: Start, fake: Write) -> None:
+    assert not offered(cli, "down ")
+    up = start("up", fake("one"), fake("two"), "--port", "0")
+    up.ready()
+    up.ready()
+    for command in ("down", "switch", "logs"):
+        assert offered(cli, f"{command} ") == ["one", "two"]
+        assert offered(cli, f"{command} t") == ["two"]
+    up.signal(signal.SIGINT)
+    up.wait()
+    assert not offered(cli, "down ")
+    assert offered(cli, "logs ") == ["one", "two"], "of what has ended too"
+
+
+def test_the_tab_key_is_silent_where_nothing_can_be_read_bad(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for command in ("down", "switch", "logs"):
+        assert not offered(cli, f"{command} ", ORCHESTRATOR_HOME=str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import services
+from orchestrator.cli import faults, services
 from tests.cli.conftest import COMMAND, PATIENCE, Cli, Running, Start, Write, wait_for_end
 from tests.cli.test_terminal import Terminal
 
@@ -36,15 +36,14 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 def preparing(start: Start, fake: Write, tmp_path: Path) -> Callable[..., Running]:
     """Start an `up` and wait until it is amid its preparations."""
 
-    def begin(*names: str) -> Running:
+    def begin(*names: str, more: tuple[str, ...] = ()) -> Running:
         asked = tmp_path / "asked"
         os.mkfifo(asked)
         program = tmp_path / "mute"
         program.write_text(MUTE.format(asked))
         program.chmod(0o700)
-        up = start(
-            "up", *(fake(name, command=[str(program)], device="auto") for name in names), "--port", "0"
-        )
+        profiles = (fake(name, command=[str(program)], device="auto") for name in names)
+        up = start("up", *profiles, "--port", "0", *more)
         fd = os.open(asked, os.O_RDONLY | os.O_NONBLOCK)
         try:
             assert select.select([fd], [], [], PATIENCE)[0], up.err
@@ -115,6 +114,38 @@ def test_output_that_cannot_be_written_is_one_line_and_1_bad(
     assert done.stderr.startswith("stdout: can't be written: ")
     assert done.stderr.count("\n") == 1
     assert json.loads(cli("ps", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "up --help", "engines --help", "--version", "schema", "ps --json", "check {}"]
+)
+def test_a_reader_that_is_gone_is_no_fault_good(fake: Write, command: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [*COMMAND, *command.format(fake("one")).split()]
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (faults.READER_GONE, b"")
+
+
+def test_down_calls_off_a_detached_start_that_prepares_good(
+    cli: Cli, preparing: Callable[..., Running], own_home: Path
+) -> None:
+    up = preparing("one", more=("--detach",))
+    done = cli("down", "one")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped one\n", "")
+    up.wait()
+    assert not up.out
+    assert not list(own_home.glob("up/*"))
+
+
+def test_a_detached_start_whose_plan_fails_says_why_once_and_leaves_nothing_bad(
+    cli: Cli, fake: Write, tmp_path: Path, own_home: Path
+) -> None:
+    done = cli("up", fake(command=[str(tmp_path / "nowhere")]), "--port", "0", "--detach")
+    assert done.returncode == 3
+    assert done.stderr.count("does not exist") == 1
+    assert not list(own_home.glob("up/*"))
 
 
 def test_a_detached_start_whose_address_nobody_can_read_is_called_off_bad(cli: Cli, fake: Write) -> None:

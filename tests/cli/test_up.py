@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from orchestrator.gateway.guard import outside_address
 from tests.cli.conftest import CRASHES, Cli, Start, Write, crash, wait_for_end
 
 
@@ -104,9 +105,11 @@ def test_up_refuses_a_name_twice_bad(cli: Cli, fake: Write) -> None:
 
 
 def test_up_refuses_to_be_reached_from_beyond_without_a_key_bad(cli: Cli, fake: Write) -> None:
-    done = cli("up", fake(), "--host", "0.0.0.0", "--port", "0")
-    assert done.returncode == 2
-    assert "--api-key-env" in done.stderr
+    for host in ("0.0.0.0", "::", "", "192.0.2.1"):
+        done = cli("up", fake(), "--host", host, "--port", "0")
+        assert done.returncode == 2
+        assert done.stderr.startswith("up: --host: ")
+        assert "--api-key-env" in done.stderr
     for environ in ({}, {"KEY": ""}):
         done = cli("up", fake(), "--host", "0.0.0.0", "--port", "0", "--api-key-env", "KEY", environ=environ)
         assert done.returncode == 2
@@ -120,6 +123,33 @@ def test_up_with_a_taken_port_says_what_to_do_bad(cli: Cli, fake: Write) -> None
     assert "is taken by another process" in done.stderr
     assert "advice: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--detach",)])
+def test_up_on_the_port_of_a_service_of_ours_names_it_bad(
+    cli: Cli, start: Start, fake: Write, more: tuple[str, ...]
+) -> None:
+    url = start("up", fake("one"), "--port", "0").ready()
+    done = cli("up", fake("two"), "--port", url.rpartition(":")[2].removesuffix("/v1"), *more)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "is taken by one, served by pid " in done.stderr
+    assert "stop it with `orchestrator down one`" in done.stderr
+
+
+def test_up_on_every_address_shows_one_that_can_be_used_good(cli: Cli, start: Start, fake: Write) -> None:
+    profile = fake("one")
+    key = {"KEY": "s3cret-of-ours"}
+    up = start("up", profile, "--host", "0.0.0.0", "--port", "0", "--api-key-env", "KEY", environ=key)
+    url = up.ready()
+    assert url.startswith("http://127.0.0.1:")
+    headers = {"authorization": "Bearer s3cret-of-ours"}
+    assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+    assert json.loads(cli("ps", "--json").stdout)[0]["url"] == url
+    assert json.loads(cli("run", profile, "Hi", "--json", environ=key).stdout)["load_s"] is None
+    up.signal(signal.SIGINT)
+    assert up.wait() == 0
+    if way_out := outside_address(ipv6=False):
+        assert f"one: other machines reach it at {url.replace('127.0.0.1', way_out)}" in up.err
 
 
 def test_up_with_an_engine_that_exits_shows_its_last_lines_bad(cli: Cli, start: Start, fake: Write) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import ProfileError
 from orchestrator.gateway import Gateway
 from orchestrator.gateway.guard import is_loopback
 from tests.gateway.scripted import behind_gateway, connected, get, in_loop, ok
@@ -134,9 +133,34 @@ def test_paths_with_dots_in_names_are_passed_good() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", ""])
 def test_beyond_loopback_needs_a_key_bad(host: str) -> None:
-    with pytest.raises(ProfileError, match="needs a key") as caught:
+    with pytest.raises(ValueError, match="beyond loopback and needs a key"):
         Gateway({}, host=host)
-    assert "--api-key-env" in str(caught.value.advice)
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "outside"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1/v1", None),
+        ("localhost", "http://127.0.0.1:1/v1", None),
+        ("[::1]", "http://[::1]:1/v1", None),
+        ("0.0.0.0", "http://127.0.0.1:1/v1", "http://192.0.2.7:1/v1"),
+        ("", "http://127.0.0.1:1/v1", "http://192.0.2.7:1/v1"),
+        ("::", "http://[::1]:1/v1", "http://[2001:db8::7]:1/v1"),
+        ("192.0.2.9", "http://192.0.2.9:1/v1", "http://192.0.2.9:1/v1"),
+    ],
+)
+def test_an_address_that_can_be_asked_at_is_shown_good(
+    monkeypatch: pytest.MonkeyPatch, host: str, url: str, outside: str | None
+) -> None:
+    way_out = {False: "192.0.2.7", True: "2001:db8::7"}
+    monkeypatch.setattr("orchestrator.gateway.server.outside_address", way_out.get)
+    gateway = Gateway({}, host=host, port=1, api_key=OWN)
+    assert (gateway.url, gateway.outside_url) == (url, outside)
+
+
+def test_a_machine_without_a_way_out_has_no_address_for_others_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.gateway.server.outside_address", lambda ipv6: None)
+    assert Gateway({}, host="0.0.0.0", port=1, api_key=OWN).outside_url is None
 
 
 def test_every_address_with_a_key_answers_any_name_good() -> None:
