@@ -143,12 +143,14 @@ class Round(Value, frozen=True, kw_only=True):
 class Arm(Value, frozen=True, kw_only=True):
     """One side of a measurement: an engine, and everything about it that may matter.
 
-    `environment` holds what was set for it, values that may be secret hidden; `removed` names the inherited
-    variables taken away. `model_hash` is the sha256 of the model file; of one over 4 GiB, that of its size
-    and its first and last 64 MiB, and then it begins with ``ends:``.
+    `profile` is its file, null for a server that ran already. `environment` holds what was set for it, values
+    that may be secret hidden; `removed` names the inherited variables taken away. `model_hash` is the sha256
+    of the model file; of one over 4 GiB, that of its size and its first and last 64 MiB, and then it begins
+    with ``ends:``.
     """
 
     name: str
+    profile: str | None = None
     url: str | None = None
     backend: str | None = None
     version: str | None = None

@@ -15,6 +15,7 @@ from orchestrator.cli import (
     doctor,
     down,
     engines,
+    history,
     logs,
     logs_setup,
     models,
@@ -55,6 +56,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(engines.app)
+app.add_typer(history.app)
 
 
 def _version(wanted: bool) -> None:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import options
+from orchestrator.cli import against, history, options
 from orchestrator.cli.faults import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from orchestrator.bench import Comparison, Measurement
+    from orchestrator.bench.against import Area
+    from orchestrator.bench.history import Report
     from orchestrator.bench.session import Step
 
 Numbers = "N[,N...]"
@@ -44,6 +46,7 @@ Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
 Folder = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="Write report.json and report.md there.")
 ]
+NoHistory = Annotated[bool, typer.Option("--no-history", help="Don't keep it for `orchestrator history`.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown for a pull request.")]
 KeyVariable = Annotated[
     str | None, typer.Option(metavar="VAR", help="Variable with the key of a server that runs already.")
@@ -80,23 +83,41 @@ def bench(
     ] = False,
     folder: Folder = None,
     markdown: Markdown = False,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Compare with an earlier run: an id, latest (of this profile), or a report's file.",
+            autocompletion=against.complete,
+        ),
+    ] = None,
+    fail_if_slower: against.FailIfSlower = None,
+    fail_if_inconclusive: against.FailIfInconclusive = False,
+    allow: against.Allow = None,
+    no_history: NoHistory = False,
     as_json: options.Json = False,
 ) -> int:
     """Measure an engine: decode and prefill rates, time to the first token, throughput at several streams.
 
     Without options it runs the three classics: 128 tokens of decode, time to the first token, and 1, 2, 4,
-    ... streams up to the slots there are. Ctrl-C keeps what was measured.
+    ... streams up to the slots there are. Ctrl-C keeps what was measured, and `orchestrator history` shows it
+    again.
     """
-    from orchestrator.cli import console
-
     if self_test:
         return _self_test(as_json)
     if subject is None:
         raise UsageError("bench: PROFILE or URL is missing", advice="orchestrator bench --help")
+    limit, allowed = against.share(fail_if_slower, fail_if_inconclusive), against.areas(allow)
+    if baseline is None and (limit is not None or allowed):
+        raise UsageError("bench: --fail-if-slower and --allow need --baseline")
     from orchestrator import bench as benches
-    from orchestrator.bench import text
+    from orchestrator.bench.arms import own_name
+    from orchestrator.bench.history import History, Report
     from orchestrator.bench.workload import SOURCE
+    from orchestrator.cli import report
 
+    # before anything is measured: a mistyped name should cost no minutes
+    earlier = History().open(baseline, kind="bench", profile=own_name(subject)) if baseline else None
     changes = {
         "prompt_tokens": numbers(prompt_tokens, "--prompt-tokens"),
         "output_tokens": numbers(output_tokens, "--output-tokens"),
@@ -118,18 +139,40 @@ def bench(
             seed=seed,
             progress=tell,
         )
-    found = [each for part in result.results for each in part.rounds]
-    plain = [
-        console.table(text.bench_rows(result), text.BENCH_HEADINGS),
-        "",
-        *(text.describe(part.workload) for part in result.results),
-        text.arm_line(result.arm, found),
-        text.self_test_line(result.self_test),
-        *(f"note: {note}" for note in result.notes),
-        *text.void_lines(found),
-    ]
-    show(result, "\n".join(plain), folder, markdown=markdown, as_json=as_json)
-    return INTERRUPTED if result.interrupted else 0
+    try:
+        show(result, report.plain(result), folder, markdown=markdown, as_json=as_json)
+    finally:  # a reader that left is no reason to forget it
+        number = None if no_history else history.record(result)
+    code = INTERRUPTED if result.interrupted else 0
+    if earlier is None:
+        return code
+    return _judge(earlier, Report(result, id=number), limit, fail_if_inconclusive, allowed, as_json) or code
+
+
+def _judge(
+    earlier: Report,
+    now: Report,
+    limit: float | None,
+    fail_if_inconclusive: bool,
+    allow: tuple[Area, ...],
+    as_json: bool,
+) -> int:
+    """Say what became of it since an earlier run; stdout holds one document if that was asked for."""
+    from orchestrator.bench.against import against as compared
+    from orchestrator.cli import console, faults
+    from orchestrator.errors import Incomparable
+
+    try:
+        found = compared(earlier, now, limit=limit, allow=allow)
+    except Incomparable as error:  # the run itself has been printed already
+        console.err(faults.render(faults.describe(error)))
+        return error.exit_code
+    words = against.plain(found)
+    if as_json:
+        console.err(words)
+    else:
+        console.out(f"\n{words}")
+    return against.verdict(found, fail_if_inconclusive)
 
 
 def _self_test(as_json: bool) -> int:

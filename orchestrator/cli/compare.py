@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import bench as shared
-from orchestrator.cli import options
+from orchestrator.cli import history, options
 from orchestrator.cli.faults import INTERRUPTED, UsageError
 
 
@@ -57,16 +57,16 @@ def compare(
     api_key_env: shared.KeyVariable = None,
     folder: shared.Folder = None,
     markdown: shared.Markdown = False,
+    no_history: shared.NoHistory = False,
     as_json: options.Json = False,
 ) -> int:
     """Compare engines or settings, with a verdict: a faster, b faster, equivalent, or inconclusive.
 
     Rounds run in ABBA pairs with the same prompts. Exit code 5 when the arms can't be compared. Ctrl-C keeps
-    what was measured and says what it is worth.
+    what was measured and says what it is worth. `orchestrator history` shows it again.
     """
     from orchestrator import bench as benches
-    from orchestrator.bench import text
-    from orchestrator.cli import console
+    from orchestrator.cli import report
 
     if residency not in ("auto", "together", "alternate"):
         raise UsageError(f"compare: --residency {residency}: must be auto, together or alternate")
@@ -98,18 +98,9 @@ def compare(
             seed=seed,
             progress=tell,
         )
-    plain = [
-        f"A is {result.arms[0].name}",
-        console.table(text.compare_rows(result), text.COMPARE_HEADINGS),
-        "",
-        *(text.sentence(each, result) for each in result.decisions),
-        *([seen] if (seen := text.sensitivity(result)) else []),
-        "",
-        text.describe(result.workload),
-        *(text.arm_line(arm, result.rounds) for arm in result.arms),
-        text.self_test_line(result.self_test),
-        *(f"note: {note}" for note in result.notes),
-        *text.void_lines(result.rounds),
-    ]
-    shared.show(result, "\n".join(plain), folder, markdown=markdown, as_json=as_json)
+    try:
+        shared.show(result, report.plain(result), folder, markdown=markdown, as_json=as_json)
+    finally:  # a reader that left is no reason to forget it
+        if not no_history:
+            history.record(result)
     return INTERRUPTED if result.interrupted else 0
