@@ -10,6 +10,7 @@ Which packages go in is the engine's business: its class names a `Recipe`.
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
 import hashlib
 import json
@@ -17,6 +18,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from orchestrator.hardware import Machine
 
 STAMP = "installed.json"
 VERIFY_SECONDS = 300  # the first import of a big engine compiles its Python files
+END_SECONDS = 5.0  # between TERM and KILL of what installs
 Tell = Callable[[str], None]
 
 
@@ -143,11 +146,18 @@ def install(
             f"engines: {place} can't be made: {error.strerror}",
             advice="set ORCHESTRATOR_ENGINES to a folder of yours",
         ) from error
-    with _alone(place, tell):
+    with _alone(place, tell) as lock:
         known = installed(name, environ)
-        if known is not None and known.get("fingerprint") == recipe.fingerprint:
+        broken = _broken(place)
+        if known is not None and known.get("fingerprint") == recipe.fingerprint and not broken:
             return known
-        _make(name, place, recipe, environ, tell)
+        (place / STAMP).unlink(missing_ok=True)  # from here on it is not whole
+        for record in broken:
+            tell(f"{record.name.partition('-')[0]} is not whole and is installed again")
+            shutil.rmtree(
+                record
+            )  # what pip does not know of it puts there anew, over the files that are left
+        _make(name, place, recipe, environ, tell, lock)
     known = installed(name, environ)
     assert known is not None
     return known
@@ -206,20 +216,40 @@ def _python(recipe: Recipe) -> str | None:
 
 
 @contextlib.contextmanager
-def _alone(place: Path, tell: Tell) -> Iterator[None]:
-    """Hold an engine's environment for oneself, waiting for whoever has it."""
+def _alone(place: Path, tell: Tell) -> Iterator[int]:
+    """Hold an engine's environment for oneself, waiting for whoever has it; gives the lock's descriptor."""
     with (place / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             tell("another process installs it, waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock.fileno()
 
 
-def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], tell: Tell) -> None:
+def _broken(place: Path) -> list[Path]:
+    """Return the ``dist-info`` folders of packages whose files are not those that were installed.
+
+    A process that is killed leaves them, and a full disk; pip itself takes a package for installed as soon as
+    its metadata is there. Sizes are compared, not hashes: 60,000 files are looked at in a second.
+    """
+    found = []
+    for info in sorted(place.glob("lib/python*/site-packages/*.dist-info")):
+        try:
+            with (info / "RECORD").open(encoding="utf-8", newline="") as file:
+                # Python writes its own compiled files over those that some packages bring
+                rows = [row for row in csv.reader(file) if row[2] and not row[0].endswith(".pyc")]
+            sizes = [(name, int(size)) for name, _, size in rows]
+            whole = bool(sizes) and all((info.parent / name).stat().st_size == size for name, size in sizes)
+        except (OSError, ValueError, IndexError):
+            whole = False
+        if not whole:
+            found.append(info)
+    return found
+
+
+def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], tell: Tell, lock: int) -> None:
     """Make or finish the environment and verify it; the stamp is written last."""
-    (place / STAMP).unlink(missing_ok=True)  # from here on it is not whole
     free = shutil.disk_usage(place).free
     there = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
     if free + there < recipe.size:
@@ -234,7 +264,7 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
         tell(f"making an environment in {place}")
         chosen = _python(recipe)
         assert chosen is not None
-        _run(name, [chosen, "-m", "venv", "--without-pip", str(place)], env, tell)
+        _run(name, [chosen, "-m", "venv", "--without-pip", str(place)], env, tell, lock)
     if recipe.remark:
         tell(recipe.remark)
     for number, step in enumerate(recipe.steps, 1):
@@ -243,12 +273,12 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
         pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
         order = [*pip, "--progress-bar", "off", *step.arguments]
         try:
-            _run(name, order, env, tell)
+            _run(name, order, env, tell, lock)
         except BackendError:
             if step.elsewhere is None:
                 raise
             tell(f"not there; asking {step.elsewhere}")
-            _run(name, [*order, "--extra-index-url", step.elsewhere], env, tell)
+            _run(name, [*order, "--extra-index-url", step.elsewhere], env, tell, lock)
     tell("asking it for its version")
     program = next(iter(sorted(place.glob(recipe.program))), None)
     if program is None:
@@ -261,11 +291,21 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
     tell(f"{name} {version} is installed")
 
 
-def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell) -> None:
-    """Run a program and pass its lines on; its last lines belong to the error when it fails."""
+def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell, lock: int) -> None:
+    """Run a program and pass its lines on; its last lines belong to the error when it fails.
+
+    It is the first of a group, so that what it has started (pip another pip, compilers) ends with it; and it
+    holds the lock too, so that nobody else begins while it outlives us for a moment.
+    """
     tail: list[str] = []
     with subprocess.Popen(
-        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        pass_fds=(lock,),
     ) as child:
         assert child.stdout is not None
         try:
@@ -275,7 +315,11 @@ def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell) -> None
                     tell(line)
                     tail = [*tail[-19:], line]
         except BaseException:
-            child.terminate()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(END_SECONDS)
             raise
     if child.returncode:
         raise BackendError(

@@ -6,20 +6,24 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator import engines
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit
 from orchestrator.hardware import Machine, detect
+from tests.fakes import until
 from tests.hardware import captured
 
 NOTHING = Machine()
@@ -185,6 +189,129 @@ def test_two_at_once_make_one_good(kitchen: Kitchen) -> None:
     assert len(results) == 3
     assert results[0] == results[1] == results[2]
     assert sum("step 1 of 1" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is cut", "no list of its files"])
+def test_what_is_no_longer_whole_is_mended_ugly(kitchen: Kitchen, damage: str) -> None:
+    kitchen.install()
+    (package,) = (kitchen.root / "engines" / "toy").glob("lib/python*/site-packages/toy")
+    if damage == "a file is gone":
+        (package / "__init__.py").unlink()
+    elif damage == "a file is cut":
+        (package / "__init__.py").write_text("")
+    else:
+        (package.parent / "toy-1.0.dist-info" / "RECORD").unlink()
+    assert kitchen.install()["version"] == "1.0"
+    assert kitchen.lines[0] == "toy is not whole and is installed again"
+    assert (package / "__init__.py").read_text() == "__version__ = '1.0'\n"
+    kitchen.install()
+    assert kitchen.lines == []
+
+
+def test_what_python_has_compiled_is_no_damage_good(kitchen: Kitchen) -> None:
+    kitchen.install()
+    (package,) = (kitchen.root / "engines" / "toy").glob("lib/python*/site-packages/toy")
+    record = package.parent / "toy-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text() + "toy/__pycache__/x.cpython-311.pyc,sha256=x,7\n")
+    kitchen.install()
+    assert kitchen.lines == []
+
+
+# -- interruptions ----------------------------------------------------------------------------------
+
+SLOW_BUILD = """
+import os, pathlib, shutil, time
+
+def build_wheel(folder, *_):
+    here = pathlib.Path(os.environ["TOY_BUILD"])
+    (here / "pid.new").write_text(str(os.getpid()))
+    (here / "pid.new").replace(here / "pid")
+    while not (here / "go").exists():
+        time.sleep(0.02)
+    return shutil.copy(next((here / "wheels").glob("toy-5.0-*.whl")), folder).rpartition("/")[2]
+"""
+INSTALLER = """
+import json, os, sys
+from pathlib import Path
+from orchestrator import engines
+from orchestrator.engines import Recipe, Step
+from orchestrator.hardware import Machine
+
+source = sys.argv[1]
+recipe = Recipe(
+    steps=(Step(("--no-index", "--no-build-isolation", source)),),
+    program="bin/python", question=("-m", "toy"), version=r"toy (\\S+)",
+)
+print(engines.install("toy", recipe, Machine(), tell=lambda line: print(line, flush=True))["version"])
+"""
+
+
+class Building:
+    """An installation that waits in the middle: a package is being built."""
+
+    def __init__(self, kitchen: Kitchen) -> None:
+        root = self.root = kitchen.root
+        self.engines = root / "engines"
+        self.source = root / "source"
+        self.source.mkdir()
+        wheel(root / "wheels", "5.0")
+        (self.source / "slow.py").write_text(SLOW_BUILD)
+        (self.source / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "slow"\nbackend-path = ["."]\n'
+        )
+        self.environ = {**kitchen.environ, "TOY_BUILD": str(root)}
+        self.begun: list[subprocess.Popen[str]] = []
+
+    def begin(self) -> subprocess.Popen[str]:
+        """Start an installer."""
+        argv = [sys.executable, "-c", INSTALLER, str(self.source)]
+        self.begun.append(subprocess.Popen(argv, env=self.environ, stdout=subprocess.PIPE, text=True))
+        return self.begun[-1]
+
+    def builder(self) -> psutil.Process:
+        """Wait until it builds; returns the process that does."""
+        until((self.root / "pid").exists, "a build")
+        return psutil.Process(int((self.root / "pid").read_text()))
+
+    def go_on(self) -> None:
+        """Let builds end."""
+        (self.root / "go").touch()
+
+
+@pytest.fixture
+def building(kitchen: Kitchen) -> Iterator[Building]:
+    made = Building(kitchen)
+    yield made
+    made.go_on()
+    for process in made.begun:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_ends_all_that_installs_and_the_next_run_finishes_it_ugly(building: Building) -> None:
+    installer = building.begin()
+    builder = building.builder()
+    installer.send_signal(signal.SIGINT)  # to it alone, as `kill -INT` does; a terminal tells the whole group
+    assert installer.wait(60) != 0
+    assert not builder.is_running() or builder.status() == psutil.STATUS_ZOMBIE
+    assert engines.installed("toy", building.environ) is None
+    building.go_on()
+    assert building.begin().communicate(timeout=120)[0].splitlines()[-1] == "5.0"
+
+
+def test_a_killed_installer_is_not_joined_by_a_second_ugly(building: Building) -> None:
+    """What it had started goes on for a while: two in one environment would break it."""
+    installer = building.begin()
+    builder = building.builder()
+    installer.kill()
+    installer.wait()
+    assert builder.is_running()
+    second = building.begin()
+    assert second.stdout is not None
+    assert second.stdout.readline() == "another process installs it, waiting\n"
+    building.go_on()
+    assert second.communicate(timeout=120)[0].splitlines()[-1] == "5.0"
+    assert not builder.is_running()
 
 
 def test_a_disk_that_is_too_small_bad(kitchen: Kitchen) -> None:
