@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
@@ -277,6 +278,8 @@ def _engines(of: str, a: Arm, b: Arm) -> Iterator[Difference]:
     yield from _told("engine", f"{of}engine's version", a.version, b.version)
     if a.model_hash and b.model_hash:
         yield from _told("model", f"{of}model's hash", a.model_hash[:21], b.model_hash[:21])
+    elif a.model_path and b.model_path:
+        yield from _told("model", f"{of}model", Path(a.model_path).name, Path(b.model_path).name)
     else:
         yield from _told("model", f"{of}model", a.model, b.model)
     yield from _told("model", f"{of}quantisation", a.quantisation, b.quantisation)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from orchestrator.bench.against import Against, Change, Side, words
-from orchestrator.bench.history import Entry
+from orchestrator.bench.history import Entry, EntryArm
 from orchestrator.bench.text import Rows, figure
 from orchestrator.bench.values import METRICS
 
@@ -28,7 +29,7 @@ def list_rows(entries: Sequence[Entry]) -> Rows:
             each.kind,
             _few(arm.name for arm in each.arms),
             _few(dict.fromkeys(" ".join(filter(None, (arm.backend, arm.version))) for arm in each.arms)),
-            _few(dict.fromkeys(" ".join(filter(None, (arm.model, arm.quantisation))) for arm in each.arms)),
+            _few(dict.fromkeys(" ".join(filter(None, (_model(arm), arm.quantisation))) for arm in each.arms)),
             _few(each.workloads),
             _result(each),
         ]
@@ -36,8 +37,13 @@ def list_rows(entries: Sequence[Entry]) -> Rows:
     ]
 
 
-def _few(names: object, most: int = 3) -> str:
-    found = [name or "-" for name in names]  # type: ignore[attr-defined]
+def _model(arm: EntryArm) -> str | None:
+    """Return the model's file, which says more than the id under which an engine of ours serves it."""
+    return Path(arm.model_path).stem if arm.model_path else arm.model
+
+
+def _few(names: Iterable[str], most: int = 3) -> str:
+    found = [name or "-" for name in names]
     return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
 
 
@@ -96,6 +102,8 @@ def sentence(each: Change, found: Against) -> str:
     if each.answer == "inconclusive":
         seen = each.smallest_detectable
         more = f"; a difference of {seen:.1%} would have been seen in 4 of 5 cases" if seen else ""
+        if each.low is not None and each.high is not None and not each.low <= 1 <= each.high:
+            more = f"; other programs may explain up to {1 + each.explainable:.2f}"
         return f"{subject}: inconclusive: {a} / {b} is {each.ratio:.3f} ({interval}){more}"
     worse = each.answer == "a_faster"
     times = each.ratio if worse else 1 / each.ratio
