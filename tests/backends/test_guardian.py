@@ -59,7 +59,9 @@ class Guarded:
         self.rest = b""
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
+                # whoever starts it may ignore signals, which a child inherits, as nohup and some CI runners do
+                ["/bin/sh", "-c", 'trap "" HUP QUIT USR1 TTOU; exec "$@"', "sh"]
+                + [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env={},
@@ -206,10 +208,10 @@ def test_the_engine_dies_with_its_guardian_ugly(guarded: Guarded) -> None:
 def test_the_engine_inherits_nothing_of_ours_good(guarded: Guarded) -> None:
     guarded.send(guarded.order("tell"))
     assert guarded.logged("fds") == ["0", "1", "2"]
-    assert int(guarded.logged("ignored")[0], 16) & ~(1 << (signal.SIGXFSZ - 1)) in (
-        0,
-        1 << 12,
-    )  # Python's own
+    ignored = int(guarded.logged("ignored")[0], 16)
+    # the engine here is a Python, which ignores two signals itself; the C library lets nobody set 32 and 33
+    pythons = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert [n for n in signal.valid_signals() - pythons if ignored & 1 << (n - 1)] == []
     assert guarded.logged("environment") == ["['LC_CTYPE',", "'NAME']"]
     assert guarded.logged("session") == ["True"]
 
