@@ -139,13 +139,16 @@ class Comparing:
         reasons = [
             reason
             for other in self.names[1:]
-            for reason in gate.arm_faults(base, other, self.warm[base], self.warm[other])
+            for reason in self._faults(base, other, self.warm[base], self.warm[other])
         ]
         known = [stuff.ids for stuff in self.stuff_of.values() if stuff.ids is not None]
         if any(ids != known[0] for ids in known):
             reasons.append("the arms turn the same text into different tokens: not the same model")
         if reasons:
             raise Incomparable(reasons, advice="both arms must serve the same model in the same way")
+
+    def _faults(self, a: str, b: str, first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
+        return gate.arm_faults(a, b, first, second, shared=self._load().prefix_tokens > 0)
 
     def _salt(self, target: Target) -> str:
         """Return what keeps the prompts of arms that are one and the same server apart."""
@@ -201,7 +204,7 @@ class Comparing:
         faults = [
             fault
             for name in self.names[1:]
-            for fault in gate.arm_faults(base.arm, name, base.samples, by_arm[name].samples)
+            for fault in self._faults(base.arm, name, base.samples, by_arm[name].samples)
         ]
         return "; ".join(faults)
 
@@ -257,6 +260,7 @@ class Comparing:
         arms = [target.describe() for target in self.targets]
         notes = gate.notes(arms, [self.warm.get(name, ()) for name in self.names])
         notes += common_notes(self.targets, self.rounds)
+        notes += gate.cache_notes(self.rounds) if self._load().prefix_tokens else []
         valid = decisions[0].pairs
         if valid % 2:
             notes.append("an odd number of pairs does not cancel an even drift")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.bench.prompts import Ask
-from orchestrator.bench.values import Arm, Client, Sample, Workload
+from orchestrator.bench.values import Arm, Client, Round, Sample, Workload
 
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
@@ -91,8 +91,13 @@ def client_faults(client: Client, ceiling_events_s: float, limits: Limits) -> li
     return found
 
 
-def arm_faults(a: str, b: str, first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
-    """Return why the answers of two arms to the same prompts can't be compared."""
+def arm_faults(
+    a: str, b: str, first: Sequence[Sample], second: Sequence[Sample], *, shared: bool = False
+) -> list[str]:
+    """Return why the answers of two arms to the same prompts can't be compared.
+
+    With a prefix that prompts share on purpose, what comes from a cache is what is compared.
+    """
     found: Counter[str] = Counter()
     for one, other in zip(first, second, strict=True):
         if one.error is not None or other.error is not None:
@@ -106,9 +111,21 @@ def arm_faults(a: str, b: str, first: Sequence[Sample], second: Sequence[Sample]
             if of_a != of_b:
                 found[f"{a} has {of_a} {what} where {b} has {of_b}"] += 1
         cached = (one.cached_tokens or 0, other.cached_tokens or 0)
-        if abs(cached[0] - cached[1]) > allowance(one.prompt_tokens or 0):
+        if not shared and abs(cached[0] - cached[1]) > allowance(one.prompt_tokens or 0):
             found[f"{a} took {cached[0]} prompt tokens from a cache where {b} took {cached[1]}"] += 1
     return [reason if count == 1 else f"{reason} ({count} requests)" for reason, count in found.items()]
+
+
+def cache_notes(rounds: Sequence[Round]) -> list[str]:
+    """Return what share of its prompts each arm took from its cache, where prompts share a prefix."""
+    found = []
+    for arm in dict.fromkeys(each.arm for each in rounds):
+        mine = [sample for each in rounds if each.arm == arm and not each.void for sample in each.samples]
+        asked = sum(each.prompt_tokens or 0 for each in mine)
+        cached = sum(each.cached_tokens or 0 for each in mine)
+        if asked:
+            found.append(f"{arm} took {cached / asked:.0%} of its prompt tokens from its cache")
+    return found
 
 
 def notes(arms: Sequence[Arm], samples: Sequence[Sequence[Sample]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tests.bench.servers import OUTPUT, PROMPT, RAW, Habits, engine
 from tests.fakes.hub import Repo, served
 from tests.fakes.scripted import HEAD, HoldUntilClosed, Scripted, chunked
 
+MEASURING = Path(__file__).parents[2] / "docs" / "explanation" / "measuring.md"
 LOAD = Workload(name="test", prompt_tokens=(PROMPT,), output_tokens=(OUTPUT,))
 PATIENT = gate.Limits(
     cpu=10, lag_s=10, heed_others=False
@@ -56,6 +58,13 @@ def compared(
     arms = specs(subjects, vary=declared.pop("vary", ()), control=declared.pop("control", False))
     settings = {"workload": load, "pairs": 6, "budget": 4, "limits": PATIENT, **declared}
     return run(Comparing(Declared(arms=arms, **settings)).run(1, progress, tested))
+
+
+def test_the_documented_list_names_tests_that_there_are_good() -> None:
+    named = set(re.findall(r"`(test_\w+)`", MEASURING.read_text("utf-8")))
+    here = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert named
+    assert named <= set(re.findall(r"^def (test_\w+)", here, re.MULTILINE))
 
 
 # -- right ------------------------------------------------------------------------------------------
@@ -133,6 +142,31 @@ def test_a_cache_that_says_nothing_helps_nobody_good(servers: Start) -> None:
     assert found.verdict in ("equivalent", "inconclusive")
     assert all(each.ttft_s >= 0.1 for part in found.rounds for each in part.samples if each.ttft_s)
     assert any("can't say whether prompts came from a cache" in note for note in found.notes)
+
+
+def test_caches_are_compared_where_a_prefix_is_shared_on_purpose_good(servers: Start) -> None:
+    load = Workload(
+        name="prefix", prompt_tokens=(PROMPT,), output_tokens=(OUTPUT,), prefix_tokens=24, metric="ttft_s"
+    )
+    keeps = Habits(ttft=0.2, remembers=True, cached=24)
+    found = compared(*servers(keeps, Habits(ttft=0.2)), load=load)
+    assert found.verdict == "a_faster"
+    assert [note for note in found.notes if "75% of its prompt tokens from its cache" in note]
+
+
+def test_weights_of_another_precision_are_another_experiment_bad(
+    fake: Write, tiny_model: Path, tmp_path: Path
+) -> None:
+    """It is not refused, for it may be what is asked; but it is said."""
+    other, key = tmp_path / "other.gguf", b"general.file_type" + (4).to_bytes(4, "little")
+    data = tiny_model.read_bytes()
+    assert key in data
+    at = data.index(key) + len(key)
+    other.write_bytes(data[:at] + (7).to_bytes(4, "little") + data[at + 4 :])
+    arms = fake("a", {"rate": 300}), fake("b", {"rate": 300}, model=str(other))
+    found = compared(*arms, margin=0.9)
+    assert "different quantisations: F32, Q8_0; weights of another precision" in "".join(found.notes)
+    assert found.arms[0].model_hash != found.arms[1].model_hash
 
 
 def test_what_an_engine_does_once_is_over_before_it_counts_good(servers: Start) -> None:
