@@ -1,7 +1,7 @@
 """A position in a file that may lie about itself: the bytes under `gguf_walk`.
 
 Every length is bounded by the bytes that are left in the file before anything is read or allocated.
-Reading goes through one window of 1 MiB, so memory stays in the size of what is kept, and a file that is
+Reading goes through one window of 128 KiB, so memory stays in the size of what is kept, and a file that is
 cut short while it is read can't fault the process as a memory map would.
 """
 
@@ -17,7 +17,8 @@ from orchestrator.gguf_known import Known
 
 ByteOrder = Literal["little", "big"]
 
-WINDOW = 1 << 20  # bytes
+WINDOW = 1 << 17  # bytes
+_MOST_STRINGS = 1 << 23  # of all arrays in a file; Gemma 3, with the largest vocabulary, has 0.8 million
 _LONGEST_NAME = 65_535  # bytes; the specification's limit for keys
 
 
@@ -46,6 +47,7 @@ class Cursor:
         self.descriptor = file.fileno()
         self.size = os.fstat(self.descriptor).st_size
         self.at = 0
+        self._strings = 0
         self._base = 0
         self._window = b""
         self.set_byte_order("little")
@@ -70,13 +72,15 @@ class Cursor:
 
     def _need(self, count: int, what: str) -> int:
         """Return where in the window the next `count` bytes are, once they are there."""
-        self._bound(count, what)
-        if self.at < self._base or self.at + count > self._base + len(self._window):
+        index = self.at - self._base
+        if index < 0 or index + count > len(self._window):
+            self._bound(count, what)
             self._window = os.pread(self.descriptor, max(count, WINDOW), self.at)
             self._base = self.at
             if len(self._window) < count:
                 raise self.fault("the file became shorter while it was read")
-        return self.at - self._base
+            return 0
+        return index
 
     def numbers(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
         """Read what `form` describes."""
@@ -115,8 +119,16 @@ class Cursor:
         """Step over `count` strings; a vocabulary has hundreds of thousands, so this is the hot loop."""
         if count > self.left // 8:
             raise self.fault(f"{what} announces {count} strings, more than the file can hold", self.at - 8)
-        start, whole = self.at, count
-        if self.known and (length := self.known.length(self.descriptor, start, count)):
+        self._strings += count
+        if self._strings > _MOST_STRINGS:
+            raise self.fault(
+                f"{what} announces {count} strings, {_MOST_STRINGS} are allowed in a file", self.at - 8
+            )
+        if (
+            self.known
+            and self.prefix == "<"
+            and (length := self.known.length(self.descriptor, self.at, count))
+        ):
             self.at += length
             return
         unpack = self._u64.unpack_from
@@ -134,5 +146,3 @@ class Cursor:
             if self._base + index > self.size:
                 raise self.fault(f"a string of {what} reaches beyond the file", self._base + previous)
             self.at = self._base + index
-        if self.known:
-            self.known.keep(self.descriptor, start, whole, self.at - start)

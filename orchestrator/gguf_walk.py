@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NotAModel, UnsupportedModel
-from orchestrator.gguf_cursor import WINDOW, ByteOrder, Cursor, printable
+from orchestrator.gguf_cursor import ByteOrder, Cursor, printable
 from orchestrator.gguf_known import Known
 
 Value = bool | int | float | str | tuple[Any, ...]
 
 _MOST_ENTRIES = 65_536  # keys, and tensors: far above any model, far below what would hurt
+_MOST_KEPT = 64 << 20  # bytes of values in all; templates and per-layer values are far below
+_LONGEST_TEXT = 1 << 20  # bytes; the longest chat templates have some ten thousand
 _LONGEST_KEPT = 1024  # elements of a numeric array: per-layer values are kept, vocabularies are not
 
 _CODES = {
@@ -151,6 +153,7 @@ class _Walker:
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
+        self.room = _MOST_KEPT
         self.values: dict[str, Value] = {}
         self.lengths: dict[str, int] = {}
         self.places: dict[str, int] = {}
@@ -204,6 +207,11 @@ class _Walker:
         kinds, prefix = constants().GGUFValueType, self.cursor.prefix
         return {kinds[name].value: (code, struct.Struct(prefix + code)) for name, code in _CODES.items()}
 
+    @functools.cached_property
+    def entries(self) -> list[struct.Struct]:
+        """What follows a tensor's name, by its dimensions: their lengths, the type, the offset."""
+        return [struct.Struct(f"{self.cursor.prefix}{dimensions}QIQ") for dimensions in range(5)]
+
     def key_value(self, which: str) -> None:
         cursor, kinds = self.cursor, constants().GGUFValueType
         start = cursor.at
@@ -216,9 +224,10 @@ class _Walker:
             self.array(key)
         elif kind == kinds.STRING:
             length = cursor.u64(key)
-            if length > WINDOW:
+            if length > _LONGEST_TEXT:
                 cursor.skip(length, key)
             else:
+                self.make_room(length, key)
                 self.values[key] = cursor.text(length, key)
         elif kind in self.scalars:
             (self.values[key],) = cursor.numbers(self.scalars[kind][1], key)
@@ -238,10 +247,17 @@ class _Walker:
             if count > _LONGEST_KEPT:
                 cursor.skip(count * form.size, key)
             else:
+                self.make_room(count * form.size, key)
                 self.values[key] = cursor.numbers(struct.Struct(f"{cursor.prefix}{count}{code}"), key)
         else:
             what = "an array of arrays" if kind == kinds.ARRAY else f"an array of the unknown type {kind}"
             raise cursor.fault(f"{key} is {what}", start)
+
+    def make_room(self, size: int, key: str) -> None:
+        """Count bytes that are kept; a file of lies must not fill the memory."""
+        self.room -= size
+        if self.room < 0:
+            raise self.cursor.fault(f"up to {key} the values take more than {_MOST_KEPT} bytes")
 
     def alignment(self) -> int:
         key = constants().Keys.General.ALIGNMENT
@@ -275,12 +291,12 @@ class _Walker:
         if dimensions > 4:
             raise cursor.fault(f"tensor {name} has {dimensions} dimensions, 4 are allowed", cursor.at - 4)
         start = cursor.at
-        shape = tuple(cursor.u64(f"the shape of tensor {name}") for _ in range(dimensions))
-        kind = cursor.u32(f"the type of tensor {name}")
+        *lengths, kind, offset = cursor.numbers(self.entries[dimensions], f"the entry of tensor {name}")
+        shape = tuple(lengths)
         if kind not in layouts:
             raise self.unsupported(
                 f"tensor {name} has the type {kind}, which the gguf package does not know",
-                cursor.at - 4,
+                start + 8 * dimensions,
                 "update the gguf package; a format that llama.cpp has dropped must be quantised anew",
             )
         type_name, block, block_bytes = layouts[kind]
@@ -290,7 +306,6 @@ class _Walker:
         if shape and shape[0] % block:
             reason = f"tensor {name} has rows of {shape[0]}, not a multiple of {type_name}'s {block}"
             raise cursor.fault(reason, start)
-        offset = cursor.u64(f"the offset of tensor {name}")
         return Tensor(name, shape, type_name, elements, elements // block * block_bytes, offset)
 
     def check_data(self, tensors: list[Tensor], places: dict[str, int], start: int) -> None:

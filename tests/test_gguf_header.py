@@ -175,9 +175,9 @@ def test_strings_longer_than_the_window_are_stepped_over_ugly(tmp_path):
 
 
 def test_string_lengths_across_the_window_s_edge_ugly(tmp_path):
-    # Each padding puts the edge of the 1 MiB window at another byte of a string's length.
+    # Each padding puts the edge of the 128 KiB window at another byte of a string's length.
     for padding in range(17):
-        tokens = ["p" * ((1 << 20) - 200 + padding), *["token"] * 40]
+        tokens = ["p" * ((1 << 17) - 200 + padding), *["token"] * 40]
         header = read(write(tmp_path, gguf_bytes(keys(tokenizer__ggml__tokens=("arr:str", tokens)))))
         assert header.vocabulary == 41
 
@@ -387,6 +387,32 @@ def test_a_lying_header_costs_no_memory_ugly(tmp_path):
             assert tracemalloc.get_traced_memory()[1] < 4 << 20, name
         finally:
             tracemalloc.stop()
+
+
+def test_a_sparse_file_of_endless_strings_is_refused_at_once_ugly(tmp_path):
+    # Each count is what the file could hold, were its zeros empty strings: walking them would take minutes.
+    strings = 1 << 33
+    path = write(tmp_path, head(count=1, rest=pair("k", 9, struct.pack("<IQ", 8, strings))))
+    os.truncate(path, 8 * strings + 4096)
+    with pytest.raises(
+        NotAModel, match=f"byte 41: k announces {strings} strings, 8388608 are allowed"
+    ) as got:
+        read(path)
+    assert got.value.offset == 41
+    # nor in several arrays, each of which would be allowed
+    each = 5 << 20
+    start = head(count=2, rest=pair("a", 9, struct.pack("<IQ", 8, each)) + bytes(8 * each))
+    path = write(tmp_path, start + pair("b", 9, struct.pack("<IQ", 8, each)), "several.gguf")
+    os.truncate(path, 1 << 32)
+    with pytest.raises(NotAModel, match="b announces 5242880 strings"):
+        read(path)
+
+
+def test_values_without_end_are_refused_ugly(tmp_path):
+    megabyte = struct.pack("<Q", 1 << 20) + bytes(1 << 20)
+    keys_ = b"".join(pair(f"k{number}", 8, megabyte) for number in range(66))
+    with pytest.raises(NotAModel, match="up to k64 the values take more than 67108864 bytes"):
+        read(write(tmp_path, head(count=66, rest=keys_)))
 
 
 def test_the_header_alone_is_read_good(tmp_path):
