@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -43,6 +44,9 @@ print("up", flush=True)
 time.sleep(300)
 """
 
+# whoever starts it may ignore signals, which a child inherits, as nohup and some CI runners do
+DEAF = ("/bin/sh", "-c", 'trap "" HUP QUIT USR1 TTOU; exec "$@"', "sh")
+
 
 def stop(grace: float) -> bytes:
     return guardian.pack({"stop": grace})
@@ -59,9 +63,7 @@ class Guarded:
         self.rest = b""
         with theirs:
             self.process = subprocess.Popen(
-                # whoever starts it may ignore signals, which a child inherits, as nohup and some CI runners do
-                ["/bin/sh", "-c", 'trap "" HUP QUIT USR1 TTOU; exec "$@"', "sh"]
-                + [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
+                [*DEAF, sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env={},
@@ -195,6 +197,29 @@ def test_what_a_dead_engine_leaves_behind_is_ended_and_named_ugly(guarded: Guard
     assert guarded.hear("exited") == {"code": None, "signal": signal.SIGKILL}
     assert guarded.hear("gone") == [grandchild]
     assert not alive([grandchild])
+
+
+# Ends with 0 and hops from process to process, deaf to TERM: each forks the next and ends within a
+# millisecond, so that a list of processes is old before it is read. All hold one lock. It gives up by itself.
+HOPPING = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+until = time.monotonic() + 20
+print("up", flush=True)
+while time.monotonic() < until:
+    if os.fork():
+        os._exit(0)
+"""
+
+
+def test_what_forks_while_it_is_looked_at_is_not_called_gone_ugly(guarded: Guarded, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", HOPPING, str(lock)]))
+    assert guarded.hear("exited") == {"code": 0, "signal": None}
+    assert guarded.hear("gone")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left who holds it
 
 
 def test_the_engine_dies_with_its_guardian_ugly(guarded: Guarded) -> None:

@@ -199,6 +199,48 @@ def test_a_session_without_its_first_process_ugly(own_home: Path, env: dict[str,
                 os.kill(pid, signal.SIGKILL)
 
 
+# Forks once when it is told to, and ends: the list of processes that was made before names nobody who lives.
+HOP = """
+import os, sys, time
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(300)
+os._exit(0)
+"""
+
+
+def test_what_forks_while_it_is_looked_for_is_found_ugly(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, _, value = COOKIE.partition("=")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", HOP],
+        env={name: value},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as hopping:
+        assert hopping.stdin
+        assert hopping.stdout
+        pids = [int(hopping.stdout.readline())]
+        listed = os.listdir
+
+        def list_and_hop(path: str) -> list[str]:
+            names = listed(path)
+            if len(pids) == 1:
+                hopping.stdin.write("\n")
+                hopping.stdin.flush()
+                pids.append(int(hopping.stdout.readline()))
+                hopping.wait(30)
+            return names
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", list_and_hop)
+            assert leftovers.end(0, COOKIE, {}) == ()
+        assert len(pids) == 2
+        assert alive(pids) == []
+
+
 def test_a_recorded_process_is_ended_whatever_it_did_since_good(sleeper: Any, own_home: Path) -> None:
     lost = sleeper({"PATH": "/bin"}, session=True)
     write_record(own_home, "gone", record_of("gone", processes={str(lost.pid): start_time(lost.pid)}))
