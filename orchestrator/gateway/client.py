@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = get_logger("orchestrator.gateway")
 
-MAX_PIPELINED = 16
+MAX_PIPELINED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class Queued:
         failure: why it will be refused in its turn, or None.
         parts: what has come of its body; counted as held.
         size: bytes in `parts`.
+        last: nothing behind it was kept, so the connection ends with its answer.
 
     """
 
@@ -90,6 +91,7 @@ class Queued:
     failure: Failure | None
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
+    last: bool = False
 
 
 class Client(asyncio.Protocol):
@@ -119,6 +121,7 @@ class Client(asyncio.Protocol):
         self._unread = False
         self._deaf = False
         self._full = False
+        self._waits = False
         self._partial = False
         self._advancing = False
 
@@ -175,8 +178,6 @@ class Client(asyncio.Protocol):
             self._hold(self._pending[-1])
         if messages:
             self._partial = False
-            if len(self._pending) > MAX_PIPELINED:
-                self._transport.pause_reading()
         if self._message is None:
             if not self._pending and not self._partial:
                 self._partial = True
@@ -184,6 +185,7 @@ class Client(asyncio.Protocol):
             self._next()
         elif self._payload is not None:
             self._collect()
+        self._bound()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -202,6 +204,29 @@ class Client(asyncio.Protocol):
             # its answer will close the connection, so nothing behind its head matters
             self._full = not queued.payload.is_eof()
 
+    def _bound(self) -> None:
+        """Take no more ahead than `MAX_PIPELINED` requests, or what came with them in one piece.
+
+        A client that reads its answers slowly is slowed down; when it leaves, writing tells. While an answer
+        is awaited only reading does, so that goes on, and the connection ends with the last one taken.
+        """
+        if self._deaf or self._full or len(self._pending) <= MAX_PIPELINED:
+            self._read_on()
+        elif not self.paused:
+            if not self._pending[-1].payload.is_eof():  # the rest of its body will not be kept
+                self._gateway.release_body(self._pending.pop().size)
+            self._pending[-1].last = self._full = True
+            self._read_on()
+        elif not self._waits:
+            self._waits = True
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._waits:
+            self._waits = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
     def _drop_pending(self) -> None:
         self._gateway.release_body(sum(queued.size for queued in self._pending))
         self._pending.clear()
@@ -212,17 +237,16 @@ class Client(asyncio.Protocol):
         self._advancing = True
         try:
             while self._pending and self._message is None and not self.paused and not self._deaf:
-                queued = self._pending.popleft()
-                if len(self._pending) == MAX_PIPELINED:
-                    self._transport.resume_reading()
-                self._take(queued)
+                self._take(self._pending.popleft())
         finally:
             self._advancing = False
+        self._bound()
 
     def _take(self, queued: Queued) -> None:
         message, payload = self._message, self._payload = queued.message, queued.payload
         self._parts, self._size = queued.parts, queued.size
-        self._close = message.should_close or message.version < HttpVersion11
+        self._unread = queued.last
+        self._close = queued.last or message.should_close or message.version < HttpVersion11
         self._chunked = message.version >= HttpVersion11
         if queued.failure is not None:
             self.fail(queued.failure)

@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.errors import EngineReplaced
 from orchestrator.gateway.engine import Link, Pool
 from orchestrator.gateway.route import Route
-from orchestrator.gateway.wire import Failure, RequestMessage, ResponseMessage, request_head
+from orchestrator.gateway.wire import BODILESS, Failure, RequestMessage, ResponseMessage, request_head
 from orchestrator.log import get_logger
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Exchange:
             # the engine has most likely died; until that is known its socket may take this to its grave
             await route.changed(REFUSED_PAUSE_S)
         if route.waiting >= MAX_WAITING:
-            self._refuse(
+            self._client.fail(
                 Failure(
                     503,
                     f"gateway: {route.name} has too many requests waiting",
@@ -116,7 +116,7 @@ class Exchange:
             failure = await route.unavailable()
         finally:
             route.waiting -= 1
-        self._refuse(failure)
+        self._client.fail(failure)
 
     def _send(self, link: Link) -> None:
         message, endpoint, body = self._message, link.pool.endpoint, self._body
@@ -189,9 +189,7 @@ class Exchange:
         head = self._head
         assert head is not None
         self._link = None
-        endless = self._events and not head.chunked and "Content-Length" not in head.headers
-        if endless and b"data: [DONE]" not in (self._final + self._rest)[-64:]:
-            # the end of the connection is the only end there is, and a dying engine makes one too
+        if not head.chunked and "Content-Length" not in head.headers and self._torn(head):
             self.on_lost()
             return
         self._release()
@@ -201,6 +199,23 @@ class Exchange:
         if self._rest:
             self._client.write(self._rest)
         self._client.end()
+
+    def _torn(self, head: ResponseMessage) -> bool:
+        """Say whether an answer lacks its end that only the end of its connection marks.
+
+        A dying engine ends its connections too, so what was held or followed tells; all else can't be told.
+        """
+        if self._events:
+            return b"data: [DONE]" not in (self._final + self._rest)[-64:]
+        if self._held is None or head.code in BODILESS:
+            return False
+        try:
+            msgspec.json.decode(b"".join(self._held), type=msgspec.Raw)
+        except msgspec.DecodeError:
+            return True
+        except RecursionError:  # JSON all the same
+            return False
+        return False
 
     def on_lost(self) -> None:
         """Send again if nothing had come, else say that the answer ends here."""
@@ -226,13 +241,7 @@ class Exchange:
                 "engine_switched",
                 advice="ask again; a switch may be given more time for answers under way",
             )
-        if self._head is None or self._held is not None:
-            self._refuse(failure)
-        elif self._events:
-            self._client.write((b"\n\n" if self._split else b"") + failure.event())
-            self._client.end()
-        else:
-            self._client.abort()
+        self._break_off(failure)
 
     def _may_resend(self, link: Link) -> bool:
         """Say whether the request may go out once more.
@@ -267,9 +276,12 @@ class Exchange:
     def shut(self) -> None:
         """End now because the gateway stops: with an error where the answer allows one."""
         self.cancel()
-        failure = Failure(503, "gateway: it is stopping", "server_error", "stopping", retry_after=5)
+        self._break_off(Failure(503, "gateway: it is stopping", "server_error", "stopping", retry_after=5))
+
+    def _break_off(self, failure: Failure) -> None:
+        """End the answer with an error, as far as it still can hold one."""
         if self._head is None or self._held is not None:
-            self._refuse(failure)
+            self._client.fail(failure)
         elif self._events:
             self._client.write((b"\n\n" if self._split else b"") + failure.event())
             self._client.end()
@@ -290,9 +302,6 @@ class Exchange:
         counted, self._counted = self._counted, None
         if counted is not None:
             counted.__exit__(None, None, None)
-
-    def _refuse(self, failure: Failure) -> None:
-        self._client.fail(failure)
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -22,7 +22,7 @@ RequestMessage = RawRequestMessage
 ResponseMessage = RawResponseMessage
 Headers = Iterable[tuple[bytes, bytes]]
 
-MAX_LINE = 16 * 1024
+MAX_LINE = 8 * 1024
 MAX_HEADERS = 128
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

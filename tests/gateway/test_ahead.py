@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway import Limits
+from orchestrator.gateway.client import MAX_PIPELINED
 from tests.gateway.scripted import (
     Call,
     Client,
@@ -172,6 +173,48 @@ def test_client_that_leaves_behind_a_body_sent_ahead_is_noticed_ugly(limits: Lim
             await until(lambda: not setup.gateway._clients)
             assert setup.gateway._held == 0
             assert setup.upstream.in_flight == 0
+
+    run()
+
+
+@pytest.mark.parametrize("kept", [10, MAX_PIPELINED, MAX_PIPELINED + 1, 10_000])
+def test_client_that_leaves_behind_requests_sent_ahead_is_noticed_ugly(kept: int) -> None:
+    @in_loop
+    async def run() -> None:
+        async with under_way(Limits()) as (setup, client, busy):
+            for _ in range(kept):
+                client.ask({"model": "gemma", "x": "y" * 100})
+            await client.writer.drain()
+            await client.close()
+            await busy.gone.wait()
+            await until(lambda: not setup.gateway._clients)
+            assert setup.gateway._held == 0
+            assert setup.upstream.in_flight == 0
+            assert len(setup.engine.calls) == 1
+
+    run()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50])
+def test_request_that_is_one_too_many_is_not_answered_by_half_ugly(cut: int) -> None:
+    @in_loop
+    async def run() -> None:
+        async with under_way(Limits()) as (setup, client, busy):
+            for _ in range(MAX_PIPELINED):
+                client.ask({"model": "gemma"})
+            (served,) = await clients_of(setup)
+            await until(lambda: len(served._pending) == MAX_PIPELINED)
+            body = b'{"model": "gemma"}'.ljust(60)
+            client.write(b"POST /v1/x HTTP/1.1\r\n" + LOCAL + b"Content-Length: 60\r\n\r\n" + body[:cut])
+            await until(lambda: served._full)
+            client.write(body[cut:])
+            busy.read.set()
+            answers = [await client.answer() for _ in range(1 + MAX_PIPELINED)]
+            assert {got.status for got in answers} == {200}
+            assert answers[-1].headers["connection"] == "close"
+            assert await client.reader.read() == b""
+            assert len(setup.engine.calls) == 1 + MAX_PIPELINED
+            assert setup.gateway._held == 0
 
     run()
 

@@ -307,6 +307,65 @@ def test_stream_that_only_ends_with_its_connection_needs_its_done_ugly(body: byt
     run()
 
 
+JSON_HEAD = b"Content-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [
+        # the end of the connection is the only end there is: the document itself tells
+        (b"HTTP/1.0 200 OK\r\n" + JSON_HEAD, b'{"a": [1, 2]}', 200),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + JSON_HEAD, b'{"a": [1, 2]}\n', 200),
+        (b"HTTP/1.1 200 OK\r\n" + JSON_HEAD, b"[" * 100_000 + b"]" * 100_000, 200),
+        (b"HTTP/1.0 404 Not Found\r\n" + JSON_HEAD, b'{"a": [1, 2', 502),
+        (b"HTTP/1.1 200 OK\r\n" + JSON_HEAD, b'{"a": "x', 502),
+        (b"HTTP/1.1 200 OK\r\n" + JSON_HEAD, b"", 502),
+        # a length that is not reached, and chunks without their last
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n" + JSON_HEAD, b'{"a": [1, 2]}', 502),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n" + JSON_HEAD, chunk(b"{}"), 502),
+    ],
+)
+def test_json_whose_end_is_missing_is_an_error_bad(head: bytes, body: bytes, status: int) -> None:
+    async def script(call: Call) -> None:
+        await call.send(head + b"\r\n" + body)
+        call.writer.close()  # a proper end, as far as TCP can tell
+
+    @in_loop
+    async def run() -> None:
+        async with behind_gateway(script) as setup:
+            got = await get(setup.port, ASK)
+            assert got.status == status
+            if status == 502:
+                assert got.error["code"] == "engine_died"
+            else:
+                assert got.body == body
+
+    run()
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 30\r\n", b"Transfer-Encoding: chunked\r\n"])
+@pytest.mark.parametrize("kind", [b"audio/wav", b"text/event-stream"])
+def test_answer_whose_end_is_missing_is_never_taken_for_whole_bad(framing: bytes, kind: bytes) -> None:
+    body = event("x")[:25]
+
+    async def script(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\n" + framing + b"\r\n"
+        await call.send(head + (chunk(body) if b"chunked" in framing else body))
+        call.writer.close()
+
+    @in_loop
+    async def run() -> None:
+        async with behind_gateway(script) as setup, connected(setup.port) as client:
+            client.ask(ASK)
+            if kind == b"text/event-stream":
+                assert b"engine_died" in (await client.answer()).body
+            else:
+                with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                    await client.answer()
+
+    run()
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

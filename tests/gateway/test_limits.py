@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.gateway import Limits
+from orchestrator.gateway.client import MAX_PIPELINED
 from tests.gateway.scripted import (
     SSE_HEAD,
     Call,
@@ -311,6 +312,20 @@ async def test_deep_pipeline_stops_the_reading_not_the_answers_ugly() -> None:
 
 
 @in_loop
+async def test_pipeline_that_waits_for_a_slow_reader_is_answered_whole_good() -> None:
+    async with behind_gateway(ok) as setup, connected(setup.port) as client:
+        (served,) = await clients_of(setup)
+        served.pause_writing()
+        client.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000)
+        await until(lambda: len(served._pending) > MAX_PIPELINED)
+        await asyncio.sleep(0.2)
+        assert len(served._pending) < 10_000
+        served.resume_writing()
+        for _ in range(50_000):
+            assert (await client.answer()).status == 200
+
+
+@in_loop
 async def test_requests_sent_ahead_are_not_collected_without_end_ugly() -> None:
     read = asyncio.Event()
 
@@ -324,9 +339,12 @@ async def test_requests_sent_ahead_are_not_collected_without_end_ugly() -> None:
         client.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000)
         await asyncio.sleep(0.2)
         assert 0 < len(served._pending) < 10_000
+        taken = len(served._pending)
         read.set()
-        for _ in range(50_001):
-            assert (await client.answer()).status == 200
+        answers = [await client.answer() for _ in range(1 + taken)]
+        assert {got.status for got in answers} == {200}
+        assert ["connection" in got.headers for got in answers] == [*[False] * taken, True]
+        assert await client.reader.read() == b"", "the rest has to be asked for anew"
 
 
 async def clients_of(setup: Setup) -> list[Any]:
