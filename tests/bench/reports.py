@@ -26,6 +26,7 @@ from orchestrator.bench.values import (
     Workload,
     WorkloadResult,
 )
+from orchestrator.errors import Incomparable
 from tests.bench.conftest import HEALTHY
 
 MACHINE = Machine(
@@ -114,6 +115,8 @@ def comparison(
     vram: int | None = None,
     others: float | None = 0.004,
     all_void: bool = False,
+    remote: bool = False,
+    control: bool = False,
     **changes: Any,
 ) -> Comparison:
     """Return a comparison of arms with these decode rates."""
@@ -140,6 +143,8 @@ def comparison(
                 round_(names[index], load, len(rounds) + 1, pair, rate, chance, vram=vram, others=others,
                        void=void)
             )  # fmt: skip
+    if remote:  # of a server that is not ours neither memory nor its own figures are known
+        rounds = [msgspec.structs.replace(each, memory=None, server=()) for each in rounds]
     every = [decide.pairs_of(rounds, names[0], name, metric) for metric in declared for name in names[1:]]
     decisions = decide.decide(every, explainable=decide.explained_by(rounds))
     rest = [
@@ -153,7 +158,7 @@ def comparison(
         version="0.1.0", started_at=BEGAN, seed=1, verdict=decisions[0].answer, workload=load,
         design=Design(
             metrics=tuple(declared), margin=0.03, confidence=0.95, pairs=pairs, order=tuple(order),
-            stop_early=(), void_budget=pairs, residency="together", control=False,
+            stop_early=(), void_budget=pairs, residency="together", control=control,
         ),
         arms=tuple(arm(name) for name in names), decisions=decisions,
         others=tuple(decide.describe(each) for each in rest), rounds=tuple(rounds), machine=MACHINE,
@@ -199,3 +204,69 @@ LOADS = (
         for streams in (1, 2, 4)
     ),
 )
+
+HOSTILE = '</style></title><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m&amp;\u202e\'`|'
+
+
+def hostile() -> Comparison:
+    """Return a comparison in which everything that comes from outside means harm."""
+    load = Workload(name=HOSTILE, requests=2, concurrency=2, prompts=HOSTILE)
+    names = (HOSTILE, f"{HOSTILE}#2")
+    told = {
+        "url": HOSTILE, "backend": HOSTILE, "version": HOSTILE, "model": HOSTILE, "quantisation": HOSTILE,
+        "device": HOSTILE, "model_path": HOSTILE, "model_hash": HOSTILE, "overrides": (HOSTILE,),
+        "argv": (HOSTILE,), "environment": {HOSTILE: HOSTILE}, "removed": (HOSTILE,),
+        "sampling": {HOSTILE: HOSTILE},
+    }  # fmt: skip
+    found = comparison(names=names, load=load, arms=tuple(arm(name, **told) for name in names))
+    rounds = tuple(
+        msgspec.structs.replace(
+            each,
+            void=(HOSTILE,) if each.void else (),
+            samples=tuple(msgspec.structs.replace(sample, finish_reason=HOSTILE) for sample in each.samples),
+            server=(ServerView(source=HOSTILE, disagreement=0.1),),
+        )
+        for each in found.rounds
+    )
+    machine = msgspec.structs.replace(
+        MACHINE, cpu=HOSTILE, kernel=HOSTILE, gpus=(HOSTILE,), governor=HOSTILE, packages={HOSTILE: HOSTILE}
+    )
+    return msgspec.structs.replace(found, rounds=rounds, machine=machine, notes=(HOSTILE,), version=HOSTILE)
+
+
+def three() -> Comparison:
+    """Return a comparison of three arms on a GPU, with slots that vary and one name that is too long."""
+    long = "slots=4,flash_attention=on at http://127.0.0.1:9001/v1"
+    names = ("slots=1", "slots=2", long)
+    arms = tuple(arm(name, slots=slots) for name, slots in zip(names, (1, 2, 4), strict=True))
+    return comparison((75, 60, 58), names=names, declared=("output_tok_s",), vram=3 << 30, arms=arms)
+
+
+def situations() -> dict[str, Measurement | Comparison | Incomparable]:
+    """Return a report of every kind, by name."""
+    mixed = Workload(name="mixed", concurrency=8, requests=64)
+    open_loop = Workload(name="open", rate=2.0, requests=5, metric="ttft_s")
+    return {
+        "a faster": comparison((75, 60)),
+        "b faster": comparison((20, 80)),
+        "equivalent": comparison((70, 70.3), noise=0.004, voids=0),
+        "inconclusive": comparison((70, 70.5), noise=0.08),
+        "control": comparison((70, 70), noise=0.004, names=("gemma#1", "gemma#2"), control=True),
+        "withheld": comparison((70, 60), others=0.31),
+        "too few pairs": comparison(pairs=4, interrupted=True),
+        "three arms": three(),
+        "many requests": comparison(load=mixed),
+        "no round counts": comparison(pairs=2, all_void=True, interrupted=True),
+        "no round at all": comparison(pairs=0, interrupted=True),
+        "not ours": comparison(others=None, remote=True),
+        "hostile": hostile(),
+        "bench": measurement(),
+        "bench of one round": measurement(rounds=1),
+        "bench, open loop": measurement((open_loop,)),
+        "bench, none counts": measurement(all_void=True),
+        "bench, nothing": measurement((), interrupted=True),
+        "refused": Incomparable(
+            ["a has 64 prompt tokens where b has 63 (2 requests)", HOSTILE],
+            advice="both arms must serve the same model in the same way",
+        ),
+    }

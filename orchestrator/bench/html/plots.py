@@ -38,12 +38,8 @@ def throughput(found: Sequence[Group]) -> Markup | None:
     rows = [(group, summary) for group in found if (summary := _summary(group, "output_tok_s"))]
     if not rows:
         return None
-    same = {(group.workload.prompt_tokens, group.workload.output_tokens) for group, _ in rows}
-    alone = all(not group.letter for group, _ in rows)
-    if alone and len(same) > 1:  # of several shapes, those in which only the streams differ
-        shapes = [(group.workload.prompt_tokens, group.workload.output_tokens) for group, _ in rows]
-        commonest = max(shapes, key=shapes.count)
-        rows = [row for row, shape in zip(rows, shapes, strict=True) if shape == commonest]
+    if not rows[0][0].letter:
+        rows = _alike(rows)
     what, counts = _across(rows)
     top = max(value for _, each in rows for value in (each.value, each.high or 0.0))
     if len(set(counts)) > 1:
@@ -51,13 +47,12 @@ def throughput(found: Sequence[Group]) -> Markup | None:
         read = f"Output tok/s of all streams together, against the number of {what}, with 95 % intervals."
     else:
         drawn = _throughput_rows(rows, top)
-        read = f"Output tokens a second, all {counts[0]} {what} together, with 95 % intervals."
-        read = read.replace("all 1 streams together", "one stream")
+        read = f"Output tok/s at {what}: {counts[0]:g}, with 95 % intervals."
     numbers = table(
         "Output throughput (tok/s)",
         ["", what.capitalize(), "Centre", "95 % interval", "Rounds"],
         [
-            [group.label, count, f"{each.value:.2f}", _range(each), each.rounds]
+            [group.label, f"{count:g}", f"{each.value:.2f}", _range(each), each.rounds]
             for (group, each), count in zip(rows, counts, strict=True)
         ],
     )
@@ -68,10 +63,24 @@ def _summary(group: Group, metric: str) -> Summary | None:
     return next((each for each in summarise(group.rounds) if each.metric == metric), None)
 
 
-def _across(rows: Sequence[tuple[Group, Summary]]) -> tuple[str, list[int]]:
-    """Return what varies: streams, or of arms with the same streams their slots."""
-    streams = [min(group.workload.concurrency, group.workload.requests) for group, _ in rows]
-    slots = [group.arm.slots or 0 for group, _ in rows]
+def _alike(rows: list[tuple[Group, Summary]]) -> list[tuple[Group, Summary]]:
+    """Return the workloads in which only the streams differ: one each, best those made to measure it."""
+    loads = [group.workload for group, _ in rows]
+    shapes = [(each.prompt_tokens, each.output_tokens, bool(each.rate)) for each in loads]
+    commonest = max(shapes, key=shapes.count)
+    found = [row for row, shape in zip(rows, shapes, strict=True) if shape == commonest]
+    found.sort(key=lambda row: row[0].metric != "output_tok_s")
+    by_count = {count: row for row, count in zip(found[::-1], _across(found)[1][::-1], strict=True)}
+    return [by_count[count] for count in sorted(by_count)]
+
+
+def _across(rows: Sequence[tuple[Group, Summary]]) -> tuple[str, list[float]]:
+    """Return what varies: streams, an open loop’s rate, or the slots of arms with the same streams."""
+    rates = [group.workload.rate for group, _ in rows]
+    if all(rates):
+        return "requests/s", rates
+    streams = [float(min(group.workload.concurrency, group.workload.requests)) for group, _ in rows]
+    slots = [float(group.arm.slots or 0) for group, _ in rows]
     if len(set(streams)) == 1 and len(set(slots)) > 1 and all(slots):
         return "slots", slots
     return "streams", streams
@@ -82,7 +91,7 @@ def _range(each: Summary) -> str:
 
 
 def _throughput_curve(
-    rows: Sequence[tuple[Group, Summary]], counts: Sequence[int], what: str, top: float
+    rows: Sequence[tuple[Group, Summary]], counts: Sequence[float], what: str, top: float
 ) -> Markup:
     height = 210.0
     # streams double, and so the axis does; the left is for the labels of the lines
@@ -90,7 +99,8 @@ def _throughput_curve(
     up = Axis(0, top * 1.12, start=height, end=14)
     parts: list[Child] = [_levels(up)]
     parts += [
-        svg.text(across.x(count), height + 15, str(count), "tick", "middle") for count in sorted(set(counts))
+        svg.text(across.x(count), height + 15, f"{count:g}", "tick", "middle")
+        for count in sorted(set(counts))
     ]
     parts.append(svg.text("100%", height + 32, f"{what} ▸", "tick", "end"))
     places = sorted(zip(counts, rows, strict=True), key=lambda each: each[0])
@@ -101,11 +111,11 @@ def _throughput_curve(
         if each.low is not None and each.high is not None:
             at = across.x(count)
             parts.append(svg.line(at, up.at(each.low), at, up.at(each.high), f"whisker arm{group.style}"))
-        hint = f"{group.label}: {each.value:.1f} tok/s at {count} {what}"
+        hint = f"{group.label}: {each.value:.1f} tok/s at {count:g} {what}"
         parts.append(svg.mark(across.x(count), up.at(each.value), group.style, "mark", hint))
         above = up.at(each.high or each.value) - 9
         parts.append(svg.text(across.x(count), above, f"{each.value:.3g}", "value halo", "middle"))
-    described = "; ".join(f"{count} {what}: {each.value:.1f} tok/s" for count, (_, each) in places)
+    described = "; ".join(f"{count:g} {what}: {each.value:.1f} tok/s" for count, (_, each) in places)
     return svg.plot("throughput", f"Throughput against {what}", described, height + 38, parts)
 
 

@@ -145,7 +145,8 @@ def voids(found: Sequence[Group]) -> Markup:
         key=lambda pair: (pair[0].started_at, pair[0].number),
     )
     if not every:
-        return section("Void rounds", tag("p", "None: every round counts."))
+        said = "Every round counts." if any(group.rounds for group in found) else "There was no round."
+        return section("Void rounds", tag("p", said))
     heads = ["Round", "Of", "Pair", "Attempt", "Began", "Why"]
     rows: list[list[Child]] = [
         [

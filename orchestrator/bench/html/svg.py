@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.html.markup import Child, Markup, tag
+from orchestrator.bench.html.markup import Child, Markup, shown, tag
 
 LEFT, RIGHT = 2.0, 98.0  # percent between which data lie, so that marks at the ends are whole
 SHAPES = (
@@ -101,9 +102,9 @@ def plot(name: str, title: str, description: str, height: float, *parts: Child) 
     )
 
 
-def text(x: str, y: float, words: str, class_: str = "", anchor: str = "start") -> Markup:
+def text(x: str, y: float, words: str, class_: str = "", stands: str = "start") -> Markup:
     """Return a text; `y` is its baseline."""
-    return tag("text", words, x=x, y=y, class_=class_ or None, text_anchor=anchor)
+    return tag("text", words, x=x, y=y, class_=class_ or None, text_anchor=stands)
 
 
 def line(x1: str, y1: float, x2: str, y2: float, class_: str) -> Markup:
@@ -142,9 +143,8 @@ def scale(axis: Axis, y: float, top: float, label: Callable[[float], str], about
     found = []
     for tick in axis.ticks(about):
         place = axis.at(tick)
-        anchor = "start" if place < 6 else "end" if place > 94 else "middle"
         found.append(line(f"{place:.2f}%", top, f"{place:.2f}%", y, "grid"))
-        found.append(text(f"{place:.2f}%", y + 15, label(tick), "tick", anchor))
+        found.append(text(f"{place:.2f}%", y + 15, label(tick), "tick", anchor(place)))
     return found
 
 
@@ -153,8 +153,25 @@ def track(points: Sequence[tuple[str, float]], class_: str) -> list[Markup]:
     return [line(*a, *b, class_) for a, b in itertools.pairwise(points)]
 
 
-def short(words: str, most: int = 26) -> str:
-    """Return a name that fits into a plot: its beginning and its end."""
-    if len(words) <= most:
+def anchor(place: float) -> str:
+    """Return how a text stands to its place (percent), so that it does not leave the plot."""
+    return "start" if place < 6 else "end" if place > 94 else "middle"
+
+
+def short(words: str, most: float = 24.0) -> str:
+    """Return a name that fits into a plot: its beginning and its end; `most` counts ordinary letters."""
+    words = " ".join(shown(words).split())
+    if sum(map(_breadth, words)) <= most:
         return words
-    return f"{words[: most // 2 - 1]}…{words[-(most - most // 2) :]}"
+    head, tail = words[: len(words) // 2], words[len(words) // 2 :]
+    while sum(map(_breadth, head)) > most / 2:
+        head = head[:-1]
+    while sum(map(_breadth, tail)) > most / 2:
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def _breadth(character: str) -> float:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2.0
+    return 1.4 if character.isupper() or character in "mw@%" else 1.0

@@ -68,12 +68,16 @@ def _panel(group: Group, across: Axis, reach: float, top: float, start: float) -
     parts += [svg.line("0%", up.at(share), "100%", up.at(share), "grid") for share in (1 - reach, 1 + reach)]
     track: list[tuple[str, float]] = []
     marks: list[Child] = []
+    told = -100.0
     for each in group.rounds:
         x, value = across.x(each.started_at - start), each.metrics.get(group.metric)
         y = up.at(value / middle) if value is not None and middle else up.at(1 - reach)
         if each.void:
             marks.append(svg.cross(x, y, f"round {each.number}, void: {'; '.join(each.void)}"))
-            marks.append(svg.text(x, y - 8, str(each.number), "tick void halo", "middle"))
+            place = across.at(each.started_at - start)
+            if place - told > 7:  # percent: numbers that would lie upon each other are left to the table
+                told = place
+                marks.append(svg.text(x, y - 8, str(each.number), "tick void halo", svg.anchor(place)))
         elif value is not None:
             track.append((x, y))
             hint = f"round {each.number}, pair {each.pair + 1}: {shows(group.metric, value)}"
