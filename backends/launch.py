@@ -84,6 +84,7 @@ async def launch(
     child.container = containers.of(plan, name, engine.environ)
     if plan.device.gpus:
         child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
+        child.cards = hardware.Live(engine.gpu_memory, plan.device.gpus)
     child.tail.noise = engine.noise_on_cpu if plan.device.kind == "cpu" else None
     spawned(child)
     record: dict[str, Any] = {

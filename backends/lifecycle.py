@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.backend import Endpoint, Event, State
@@ -144,6 +145,7 @@ class Lifecycle:
             child, endpoint, ready_at, state = self.child, self.current, self.ready_at, self.state
             error, folder = self.error, self.folder
         alive = child is not None and not child.gone.is_set()
+        cards = child.cards.of(child.everybody()) if child and child.cards and alive else ()
         return {
             "name": self.profile.name,
             "profile": str(self.profile.source or self.profile.name),
@@ -157,6 +159,7 @@ class Lifecycle:
             "restarts": self.restarts,
             "in_flight": self.in_flight,
             "memory": child.sample().rss if child and alive else 0,
+            "gpus": [asdict(card) for card in cards],
             "stage": self.stage,
             "error": str(error) if error else None,
             "advice": error.advice if error else None,

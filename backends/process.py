@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from backends import guardian
 from orchestrator.backend import Command
 from orchestrator.errors import StartError
-from orchestrator.hardware import Watch
-from orchestrator.leftovers import end, start_time
+from orchestrator.hardware import Live, Watch
+from orchestrator.leftovers import end, read_proc, start_time
 
 if TYPE_CHECKING:
     from backends.containers import Container
@@ -186,6 +186,7 @@ class Child:
         self.known: dict[int, int] = {}
         self.ever: set[int] = set()
         self.gpus: Watch | None = None
+        self.cards: Live | None = None
         self.container: Container | None = None
         self.inside: int | None = None  # the container's first process, once it is known
         self._control: socket.socket | None = None
@@ -293,6 +294,12 @@ class Child:
         self.known |= {pid: started for pid in pids if (started := start_time(pid)) is not None}
         return pids
 
+    def everybody(self) -> list[int]:
+        """Return the pids of the tree, and of its container where that is known."""
+        # not in `tree`: a container's processes are its daemon's to end, and no signal goes to them
+        inside = [self.inside, *guardian.descendants(self.inside)] if self.inside else []
+        return [*self.tree(), *inside]
+
     def owns(self, port: int) -> bool:
         """Say whether what listens on a port is this engine."""
         return self.container.owns(port) if self.container else owns_port(self.tree(), port)
@@ -307,16 +314,14 @@ class Child:
         """Return what the whole tree has done so far, and its container where that is known."""
         cpu, read, rss = 0.0, 0, 0
         tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-        # not in `tree`: a container's processes are its daemon's to end, and no signal goes to them
-        inside = [self.inside, *guardian.descendants(self.inside)] if self.inside else []
-        for pid in (*self.tree(), *inside):
+        for pid in self.everybody():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+                fields = read_proc(pid, "stat").rpartition(b")")[2].split()
                 cpu += sum(int(field) for field in fields[11:15]) / tick
                 rss += int(fields[21]) * page
-                for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-                    name, _, value = line.partition(": ")
-                    if name in ("rchar", "read_bytes"):
+                for line in read_proc(pid, "io").splitlines():
+                    name, _, value = line.partition(b": ")
+                    if name in (b"rchar", b"read_bytes"):
                         read += int(value)
         return Sample(cpu, read, rss, self.tail.size())
 

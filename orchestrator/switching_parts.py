@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 ALIVE = frozenset({State.STARTING, State.READY, State.RESTARTING})
 Make = Callable[["Profile", str | None], Backend]
+
+
+def together(*engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cards that several engines use, as a status has them, each once with what all hold of it."""
+    cards: dict[str, dict[str, Any]] = {}
+    for card in itertools.chain.from_iterable(engines):
+        before = cards.get(card["id"], {}).get("memory_engine")
+        held = [size for size in (before, card["memory_engine"]) if size is not None]
+        cards[card["id"]] = {**card, "memory_engine": sum(held) if held else None}
+    return list(cards.values())
 
 
 @dataclass(frozen=True, slots=True)

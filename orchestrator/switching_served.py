@@ -20,7 +20,7 @@ from orchestrator import backend as backends
 from orchestrator.backend import Backend, Endpoint, Event, Plan, State
 from orchestrator.errors import BackendError, EngineReplaced, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
-from orchestrator.switching_parts import ALIVE, Engine, Make
+from orchestrator.switching_parts import ALIVE, Engine, Make, together
 
 if TYPE_CHECKING:
     from orchestrator.profile import Profile
@@ -142,6 +142,7 @@ class Served:
                 other = engine.backend.status()
                 found["engine_pids"] = [*found["engine_pids"], *other["engine_pids"]]
                 found["memory"] = (found["memory"] or 0) + (other["memory"] or 0)
+                found["gpus"] = together(found.get("gpus", ()), other.get("gpus", ()))
         return {**found, "state": str(self.state), "switching_to": self._to}
 
     # -- engines ----------------------------------------------------------------------------------------

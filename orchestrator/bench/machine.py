@@ -7,8 +7,10 @@ import hashlib
 import os
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -101,6 +103,18 @@ def peak_rss(pids: list[int]) -> int:
             if line.startswith("VmHWM:"):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+def peak_vram(before: int | None, cards: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the most that an engine was seen to hold of its cards, in bytes; None where nobody says.
+
+    Args:
+        before: what was returned the last time.
+        cards: as a backend's status has them now.
+
+    """
+    held = [card["memory_engine"] for card in cards if card["memory_engine"] is not None]
+    return max(before or 0, sum(held)) if held else before
 
 
 def _read(path: Path) -> str | None:

@@ -48,7 +48,7 @@ class Target:
         self._server: sources.Server | None = None
         self._engine: Any = None
         self._plan: Plan | None = None
-        self._vram = 0
+        self._vram: int | None = None
         self._hash: str | None = None
         self._arm: Arm | None = None
         if not spec.is_url:
@@ -145,14 +145,12 @@ class Target:
         return Path(named) if named and Path(named).is_file() else None
 
     def memory(self) -> Memory | None:
-        """Return the peak of its process tree so far."""
+        """Return the peak of its process tree so far: the kernel's of RSS, the most that was seen of VRAM."""
         if self._engine is None or self._plan is None:
             return None
-        pids = self._engine.status()["engine_pids"]
-        gpus = self._plan.device.gpus
-        if gpus:
-            self._vram = max(self._vram, hardware.GpuMemory().of(gpus, pids))
-        return Memory(rss=machine.peak_rss(pids), vram=self._vram if gpus else None)
+        status = self._engine.status()
+        self._vram = machine.peak_vram(self._vram, status.get("gpus", ()))
+        return Memory(rss=machine.peak_rss(status["engine_pids"]), vram=self._vram)
 
     # -- what is told of it -------------------------------------------------------------------------
     def describe(self) -> Arm:

@@ -111,7 +111,10 @@ class ServerView(Value, frozen=True, kw_only=True):
 
 
 class Memory(Value, frozen=True, kw_only=True):
-    """Peak of the engine's process tree: resident, and on its GPUs (null without one)."""
+    """Peak of the engine's process tree: resident, and on its GPUs (null without one, or where nobody says).
+
+    The kernel keeps the one; no driver keeps the other, so it is the most that was seen after a round.
+    """
 
     rss: int
     vram: int | None = None

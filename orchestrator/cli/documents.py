@@ -65,6 +65,16 @@ class Check(Document, frozen=True):
     profiles: list[Checked]
 
 
+class CardUse(Document, frozen=True):
+    """A card of an engine: bytes in all, in use by anyone, and by the engine; null where nobody says."""
+
+    id: str
+    name: str
+    memory_total: int | None
+    memory_used: int | None
+    memory_engine: int | None
+
+
 class Running(Document, frozen=True):
     """One entry of the list that `ps --json` prints.
 
@@ -82,12 +92,16 @@ class Running(Document, frozen=True):
     uptime_s: float | None
     restarts: int | None
     memory: int | None
+    gpus: list[CardUse]
     switching_to: str | None
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> Running:
         """Take from a backend's status what is shown."""
-        return msgspec.convert({name: status.get(name) for name in cls.__struct_fields__}, cls)
+        shown = {name: status.get(name) for name in cls.__struct_fields__}
+        return msgspec.convert(
+            {**shown, "gpus": shown["gpus"] or []}, cls
+        )  # a stranger's backend may not say
 
 
 class Usage(Document, frozen=True):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from orchestrator.cli import options
+
+if TYPE_CHECKING:
+    from orchestrator.cli import documents
 
 
 def ps(as_json: options.Json = False) -> None:
@@ -27,7 +32,9 @@ def ps(as_json: options.Json = False) -> None:
         if not silent:
             console.err("nothing runs")
         return
-    headings = ["NAME", "BACKEND", "STATE", "PID", "URL", "UPTIME", "RESTARTS", "MEMORY", "PROFILE"]
+    with_gpus = any(row.gpus for row in shown)
+    headings = ["NAME", "BACKEND", "STATE", "PID", "URL", "UPTIME", "RESTARTS", "MEMORY"]
+    headings += [*(["GPU MEMORY"] if with_gpus else []), "PROFILE"]
     console.out(
         console.table(
             [
@@ -40,10 +47,22 @@ def ps(as_json: options.Json = False) -> None:
                     console.duration(row.uptime_s),
                     "-" if row.restarts is None else str(row.restarts),
                     console.size(row.memory),
+                    *([_gpus(row)] if with_gpus else []),
                     row.profile or "-",
                 ]
                 for row in shown
             ],
             headings,
         )
+    )
+
+
+def _gpus(row: documents.Running) -> str:
+    """Return what an engine holds of each card, and what all hold of how much."""
+    from orchestrator.cli.console import printable, size
+
+    return ", ".join(
+        f"{size(card.memory_engine)} ({size(card.memory_used)} of {size(card.memory_total)}, "
+        f"{printable(card.name)})"
+        for card in row.gpus
     )

@@ -38,18 +38,20 @@ class GpuMemory:
             return own
         return own + (self._tree.number(f"{folder}/mem_info_gtt_used") or 0)
 
-    def processes(self, gpu: Gpu) -> dict[int, int]:
-        """Return which process ids use how many bytes of it.
+    def processes(self, gpu: Gpu, among: Collection[int] | None = None) -> dict[int, int]:
+        """Return which process ids use how many bytes of it, `among` some or, by default, all.
 
         NVIDIA's driver lists processes that compute. For AMD it is the larger of what KFD says (every
         process that computes) and what the DRM driver says (Vulkan and graphics too, of this user's
         processes).
         """
         if gpu.vendor == "nvidia":
-            return nvidia.processes(self._tree, self._run).get(gpu.id, {})
+            told = nvidia.processes(self._tree, self._run).get(gpu.id, {})
+            return told if among is None else {pid: size for pid, size in told.items() if pid in among}
         pools = ("vram", "gtt") if gpu.integrated else ("vram",)
-        found = memory_by_process(self._tree, gpu.pci, pools) if gpu.pci else {}
-        for name in self._tree.names(KFD_PROCESSES) if gpu.kfd_gpu_id is not None else ():
+        found = memory_by_process(self._tree, gpu.pci, pools, among) if gpu.pci else {}
+        listed = self._tree.names(KFD_PROCESSES) if among is None else map(str, among)
+        for name in listed if gpu.kfd_gpu_id is not None else ():
             if name.isascii() and name.isdecimal() and len(name) < 12:
                 size = self._tree.number(f"{KFD_PROCESSES}/{name}/vram_{gpu.kfd_gpu_id}")
                 if size is not None:
@@ -58,7 +60,7 @@ class GpuMemory:
 
     def of(self, gpus: Iterable[Gpu], pids: Collection[int]) -> int:
         """Return the bytes that a tree of processes uses on these GPUs together."""
-        return sum(size for gpu in gpus for pid, size in self.processes(gpu).items() if pid in pids)
+        return sum(size for gpu in gpus for size in self.processes(gpu, pids).values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -447,7 +448,7 @@ class Reader(GpuMemory):
     def used(self, gpu: Gpu) -> int | None:
         return self.bytes
 
-    def processes(self, gpu: Gpu) -> dict[int, int]:
+    def processes(self, gpu: Gpu, among: Collection[int] | None = None) -> dict[int, int]:
         return {}
 
 
@@ -455,7 +456,7 @@ class Reader(GpuMemory):
 def on_gpu(fake_profile: Callable[..., Profile]) -> Iterator[tuple[LlamaServer, Reader]]:
     """A backend that believes to be on a card."""
     reader = Reader()
-    card = Gpu(vendor="amd", index=0, id="GPU-1234", name="card", pci="0000:03:00.0", integrated=False)
+    card = Gpu(vendor="amd", index=0, id="GPU-1234", name="card", pci="0000:03:00.0", memory_total=16 << 30)
 
     class OnGpu(LlamaServer):
         gpu_memory = reader
@@ -504,6 +505,34 @@ def test_stuck_when_gpu_memory_does_not_come_back_ugly(
     backend.stop()
     assert backend.state is State.STOPPED
     assert backend.start(timeout=60).url
+
+
+def test_status_tells_what_the_tree_holds_of_its_cards_good(
+    on_gpu: tuple[LlamaServer, Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.hardware.live.EVERY", 0.0)
+    backend, reader = on_gpu
+    assert backend.status()["gpus"] == []
+    backend.start(timeout=60)
+    pids = backend.status()["engine_pids"]
+    reader.processes = lambda gpu, among: {pid: 5 << 30 for pid in among if pid == pids[0]}  # type: ignore[method-assign]
+
+    def told(used: int | None, engine: int | None) -> bool:
+        card = {"id": "GPU-1234", "name": "card", "memory_total": 16 << 30}
+        return backend.status()["gpus"] == [{**card, "memory_used": used, "memory_engine": engine}]
+
+    # a look on a busy machine may outlast the patience of the one who asked for it
+    assert any(told(1 << 30, 5 << 30) for _ in range(100))
+
+    def refused(*_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    reader.processes = reader.used = refused  # type: ignore[method-assign]
+    assert any(told(None, None) for _ in range(100))
+    assert backend.status()["state"] == "ready"
+    del reader.processes, reader.used
+    backend.stop()
+    assert backend.status()["gpus"] == []
 
 
 def test_death_under_the_first_question_is_a_crash_like_any_other_ugly(engine: Make, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.cli import control
 from tests.cli.conftest import COMMAND, PATIENCE, Cli, Start, Write, wait_for_end
+from tests.hardware import captured
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -32,6 +33,8 @@ def test_a_detached_engine_is_listed_logged_and_taken_down_good(cli: Cli, fake: 
     row = rows(cli)["one"]
     assert (row["backend"], row["state"], row["url"]) == ("llama-server", "ready", url)
     assert row["memory"] > 0
+    assert row["gpus"] == []
+    assert "GPU" not in cli("ps").stdout
     assert row["uptime_s"] > 0
     assert os.getsid(row["pid"]) == row["pid"]
     assert "hello from the engine" in cli("logs", "one").stdout
@@ -40,6 +43,24 @@ def test_a_detached_engine_is_listed_logged_and_taken_down_good(cli: Cli, fake: 
     wait_for_end([row["pid"], *row["engine_pids"]])
     again = cli("down")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "nothing runs\n")
+
+
+def test_cards_are_listed_with_what_is_held_of_them_good(cli: Cli, fake: Write, tmp_path: Path) -> None:
+    """The card is that of a captured machine, of which our kernel knows nothing: no reason to fail."""
+    captured.unfold("rx7800xt-then-9950x", tmp_path / "machine")
+    knobs = {"list_devices": "  ROCm0: AMD Radeon RX 7800 XT (16368 MiB, 14944 MiB free)"}
+    elsewhere = {"ORCHESTRATOR_MACHINE": str(tmp_path / "machine"), "FAKE_ENGINE": json.dumps(knobs)}
+    up = cli("up", fake("one", device="rocm"), "--port", "0", "--detach", environ=elsewhere)
+    assert up.returncode == 0, up.stderr
+    (card,) = rows(cli)["one"]["gpus"]
+    assert card["name"] == "AMD Radeon RX 7800 XT"
+    assert card["memory_total"] == 17163091968
+    assert (card["memory_used"], card["memory_engine"]) == (None, None)
+    heading, line = cli("ps").stdout.splitlines()
+    assert "GPU MEMORY" in heading
+    assert "- (- of 16.0 GiB, AMD Radeon RX 7800 XT)" in line
+    url = up.stdout.split()[2].removesuffix("/v1")
+    assert httpx.get(f"{url}/api/status").json()["profiles"][0]["gpus"] == [card]
 
 
 def test_down_takes_only_what_is_named_good(cli: Cli, fake: Write) -> None:
