@@ -10,6 +10,12 @@ from orchestrator.bench.values import FORMAT, Comparison, Measurement, Round, Sa
 from orchestrator.errors import OrchestratorError
 
 
+class ReportError(OrchestratorError):
+    """A document is no report of bench or compare, or not one that this program can read."""
+
+    exit_code = 2
+
+
 def rounds_of(result: Measurement | Comparison) -> list[tuple[str, Round]]:
     """Return every round with its workload's name."""
     if isinstance(result, Comparison):
@@ -20,6 +26,8 @@ def rounds_of(result: Measurement | Comparison) -> list[tuple[str, Round]]:
 def to_frame(result: Measurement | Comparison) -> Any:
     """Return a DataFrame, one row a request, with the columns of `Sample` and those of its round.
 
+    The figures of a request that failed are NaN or None. Void rounds are there too, see `void`.
+
     Raises:
         OrchestratorError: pandas is not installed.
 
@@ -28,21 +36,17 @@ def to_frame(result: Measurement | Comparison) -> Any:
         import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError as error:
         raise OrchestratorError("bench: pandas is not installed", advice="pip install pandas") from error
+    places = ["workload", "arm", "round", "pair", "position", "void"]
     names = [name for name in Sample.__struct_fields__ if name not in ("chunks_s", "engine")]
     rows = [
-        {
-            "workload": workload,
-            "arm": each.arm,
-            "round": each.number,
-            "pair": each.pair,
-            "position": each.position,
-            "void": bool(each.void),
-            **{name: getattr(sample, name) for name in names},
-        }
+        [
+            *(workload, each.arm, each.number, each.pair, each.position, bool(each.void)),
+            *(getattr(sample, name) for name in names),
+        ]
         for workload, each in rounds_of(result)
         for sample in each.samples
     ]
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(rows, columns=[*places, *names])
 
 
 def to_json(result: Measurement | Comparison) -> bytes:
@@ -54,14 +58,16 @@ def from_json(data: bytes) -> Measurement | Comparison:
     """Return the result in a JSON document.
 
     Raises:
-        OrchestratorError: it is none, or of a version that this program does not know.
+        ReportError: it is none, or of a version that this program does not know.
 
     """
 
     class _Head(msgspec.Struct):
         format: str = ""
         kind: str = ""
+        version: str = ""
 
+    written = ""
     try:
         head = msgspec.json.decode(data, type=_Head)
         kinds: dict[str, type[Measurement] | type[Comparison]] = {
@@ -69,12 +75,14 @@ def from_json(data: bytes) -> Measurement | Comparison:
             "compare": Comparison,
         }
         if not head.format.startswith("orchestrator-bench/") or head.kind not in kinds:
-            raise OrchestratorError("bench: not a report of orchestrator bench or compare")
+            raise ReportError("bench: not a report of orchestrator bench or compare")
         if head.format != FORMAT:
-            raise OrchestratorError(
+            raise ReportError(
                 f"bench: the report has the format {head.format}, this program reads {FORMAT}",
                 advice="read it with the version of the orchestrator that wrote it",
             )
+        written = head.version
         return msgspec.json.decode(data, type=kinds[head.kind])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise OrchestratorError(f"bench: the report can't be read: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        advice = f"version {written} of the orchestrator wrote it" if written else None
+        raise ReportError(f"bench: the report can't be read: {error}", advice=advice) from error
