@@ -37,12 +37,9 @@ def required() -> str:
     if path := find():
         return path
     why = "no browser: apt-get install chromium, or set CHROME to the path of a Chromium"
-    if wanted:
+    if os.environ.get(REQUIRED) == "required":
         pytest.fail(f"{why} ({REQUIRED} is set to required)")
     pytest.skip(why)
-
-
-wanted = os.environ.get(REQUIRED) == "required"  # read before the tests' environment is cleaned
 
 
 class Browser:
@@ -147,14 +144,19 @@ class Page:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", media=media, features=features)
+        self._media = media
+        self.prefer(scheme)
         self.call("Page.navigate", url=path.absolute().as_uri())
         browser.wait_for("Page.loadEventFired", self.session)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Give this page a command."""
         return self._browser.call(method, self.session, **parameters)
+
+    def prefer(self, scheme: str) -> None:
+        """Have the reader prefer ``light`` or ``dark``."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", media=self._media, features=features)
 
     def evaluate(self, expression: str) -> Any:
         """Return what an expression of JavaScript gives."""

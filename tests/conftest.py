@@ -35,7 +35,8 @@ _leftovers = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Clean the environment once, before a session fixture can start anything."""
     inherited = os.environ.get(MARK) if hasattr(config, "workerinput") else None
-    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+    ours = "ORCHESTRATOR_TEST_"  # said to the tests, not to what they start
+    for name in [name for name in os.environ if name.startswith(FOREIGN) and not name.startswith(ours)]:
         del os.environ[name]
     os.environ[MARK] = inherited or uuid.uuid4().hex
 

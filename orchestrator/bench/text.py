@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from orchestrator.bench.values import (
@@ -14,6 +15,7 @@ from orchestrator.bench.values import (
     SelfTest,
     Workload,
 )
+from orchestrator.errors import Incomparable
 
 Rows = list[list[str]]
 SHOWN = ("decode_tok_s", "ttft_s", "prefill_tok_s", "output_tok_s", "requests_s", "e2e_s", "chunk_gap_s")
@@ -156,23 +158,32 @@ def sensitivity(result: Comparison) -> str | None:
 # -- Markdown ---------------------------------------------------------------------------------------
 
 
-def markdown(result: Measurement | Comparison) -> str:
-    """Return a result for a pull request."""
+def markdown(result: Measurement | Comparison | Incomparable) -> str:
+    """Return a result, or why there is none, for a pull request."""
+    if isinstance(result, Incomparable):
+        lines = ["### Not comparable: no verdict", "", *(f"- {_quiet(reason)}" for reason in result.reasons)]
+        return "\n".join([*lines, *(["", _quiet(result.advice)] if result.advice else []), ""])
     if isinstance(result, Comparison):
-        a, b = result.arms[0].name, ", ".join(arm.name for arm in result.arms[1:])
+        a, b = _quiet(result.arms[0].name), _quiet(", ".join(arm.name for arm in result.arms[1:]))
         lines = [f"### {a} against {b}", ""]
-        lines += [f"**{sentence(each, result)}**" + "  " for each in result.decisions]
+        lines += [f"**{_quiet(sentence(each, result))}**" + "  " for each in result.decisions]
         lines += [*([seen] if (seen := sensitivity(result)) else []), "", f"A is {a}.", ""]
         lines += _table(COMPARE_HEADINGS, compare_rows(result))
-        lines += ["", f"Workload {describe(result.workload)}.", ""]
+        lines += ["", f"Workload {_quiet(describe(result.workload))}.", ""]
         arms, rounds = result.arms, result.rounds
     else:
-        lines = [f"### {result.arm.name}", "", *_table(BENCH_HEADINGS, bench_rows(result)), ""]
-        lines += [f"- {describe(part.workload)}" for part in result.results] + [""]
+        lines = [f"### {_quiet(result.arm.name)}", "", *_table(BENCH_HEADINGS, bench_rows(result)), ""]
+        lines += [f"- {_quiet(describe(part.workload))}" for part in result.results] + [""]
         arms, rounds = (result.arm,), tuple(each for part in result.results for each in part.rounds)
     facts = [arm_line(arm, rounds) for arm in arms]
     facts += [machine_line(result), self_test_line(result.self_test), *result.notes, *void_lines(rounds)]
-    return "\n".join([*lines, *(f"- {fact}" for fact in facts), ""])
+    return "\n".join([*lines, *(f"- {_quiet(fact)}" for fact in facts), ""])
+
+
+def _quiet(words: str) -> str:
+    """Return what others may have written (a model's name, a line of a log) without Markdown's meaning."""
+    flat = "".join(character if character.isprintable() else " " for character in words)
+    return re.sub(r"([\\`*<\[|])", r"\\\1", flat)
 
 
 def machine_line(result: Measurement | Comparison) -> str:
@@ -184,7 +195,7 @@ def machine_line(result: Measurement | Comparison) -> str:
 
 def _table(headings: Sequence[str], rows: Rows) -> list[str]:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(map(_quiet, cells)) + " |"
 
     return [line(headings), line(["---"] * len(headings)), *map(line, rows)]
 

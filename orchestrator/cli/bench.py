@@ -44,7 +44,7 @@ Prefix = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
 Folder = Annotated[
-    Path | None, typer.Option("--output", metavar="DIR", help="Write report.json and report.md there.")
+    Path | None, typer.Option("--output", metavar="DIR", help="Write report.html, .json and .md there.")
 ]
 NoHistory = Annotated[bool, typer.Option("--no-history", help="Don't keep it for `orchestrator history`.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown for a pull request.")]
@@ -126,7 +126,7 @@ def bench(
         "prompts": prompts,
         "prefix_tokens": prefix_tokens,
     }
-    with progress(as_json) as tell:
+    with report.kept(folder), progress(as_json) as tell:
         result = benches.measure(
             subject,
             preset.split(",") if preset else SOURCE,
@@ -256,13 +256,11 @@ def show(
     result: Measurement | Comparison, plain: str, folder: Path | None, *, markdown: bool, as_json: bool
 ) -> None:
     """Write a result where it was asked for."""
-    from orchestrator.bench import text, to_json
-    from orchestrator.cli import console
+    from orchestrator.bench import text
+    from orchestrator.cli import console, report
 
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_bytes(to_json(result))
-        (folder / "report.md").write_text(text.markdown(result))
+        report.write(folder, result)
     if as_json:
         console.document(result)
     else:

@@ -79,7 +79,7 @@ def compare(
         "prompts": prompts,
         "prefix_tokens": prefix_tokens,
     }
-    with shared.progress(as_json) as tell:
+    with report.kept(folder), shared.progress(as_json) as tell:
         result = benches.compare(
             *subjects,
             workload=preset,

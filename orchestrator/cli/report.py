@@ -1,11 +1,19 @@
-"""A result on the terminal: what ``bench`` and ``compare`` print, and ``history show`` prints again."""
+"""A result on the terminal, printed again by ``history show``; and the files of ``--output DIR``."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from orchestrator.cli.faults import UsageError, describe
+from orchestrator.errors import Incomparable
 
 if TYPE_CHECKING:
     from orchestrator.bench import Comparison, Measurement
+
+HTML, JSON, MARKDOWN = "report.html", "report.json", "report.md"
 
 
 def plain(result: Measurement | Comparison) -> str:
@@ -36,3 +44,50 @@ def plain(result: Measurement | Comparison) -> str:
         *text.void_lines(rounds),
     ]
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def kept(folder: Path | None) -> Iterator[None]:
+    """See that the folder can be written before anything is measured; a refusal is written there too.
+
+    Raises:
+        UsageError: it can't be written.
+
+    """
+    if folder is not None:
+        _write(folder, {})
+    try:
+        yield
+    except Incomparable as refusal:
+        if folder is not None:
+            write(folder, refusal)
+        raise
+
+
+def write(folder: Path, result: Measurement | Comparison | Incomparable) -> None:
+    """Write a result, or why there is none, as JSON, as Markdown and as a page.
+
+    Raises:
+        UsageError: the folder can't be written.
+
+    """
+    import msgspec
+
+    from orchestrator.bench import text, to_json
+    from orchestrator.bench.html import page
+
+    if isinstance(result, Incomparable):
+        document = msgspec.json.encode({"error": describe(result)})
+    else:
+        document = to_json(result)
+    words = {MARKDOWN: text.markdown(result), HTML: page(result)}
+    _write(folder, {JSON: document, **{name: said.encode() for name, said in words.items()}})
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"--output {folder}: can't be written: {error.strerror}") from error

@@ -52,12 +52,11 @@ def look(shown: Page, what: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("width", [TELEPHONE, DESK])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_page_can_be_read_by_everybody_good(
-    chromium: Browser, pages: dict[str, Path], name: str, scheme: str, width: int
+    chromium: Browser, pages: dict[str, Path], name: str, width: int
 ) -> None:
-    shown = opened(chromium, pages[name], width, scheme)
+    shown = opened(chromium, pages[name], width, "light")
     assert shown.complaints() == []
     assert shown.requests() == [pages[name].as_uri()]
     document, body, window = shown.evaluate(SIDEWAYS)
@@ -69,11 +68,13 @@ def test_a_page_can_be_read_by_everybody_good(
         assert not plot["lost"], plot
         assert plot["outside"] == [], plot["id"]
         assert plot["overlapping"] == [], plot["id"]
-    texts = look(shown, "texts")
-    assert len(texts) > 5
-    assert [text for text in texts if text[1] < text[2]] == []
-    marks = look(shown, "marks")
-    assert [mark for mark in marks if mark[1] < 3] == []
+    for scheme in ("light", "dark"):
+        shown.prefer(scheme)
+        texts = look(shown, "texts")
+        assert len(texts) > 5
+        assert [text for text in texts if text[1] < text[2]] == [], scheme
+        assert [mark for mark in look(shown, "marks") if mark[1] < 3] == [], scheme
+    assert shown.complaints() == []
     shown.close()
 
 

@@ -1,0 +1,73 @@
+"""What ``--output DIR`` leaves: a page, Markdown and JSON of a result, or of a refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench import from_json
+from orchestrator.bench.html import page
+from orchestrator.bench.text import markdown
+from tests.bench.conftest import Write
+from tests.bench.test_cli import SHORT, orchestrator
+
+THREE = ["report.html", "report.json", "report.md"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", [("bench", "--preset", "decode", "--rounds", "2"), ("compare", "--aa", "--pairs", "6")]
+)
+def test_a_result_is_kept_in_three_forms_that_agree_good(
+    fake: Write, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    out = tmp_path / "not" / "there yet"
+    profile = fake("quick", {"rate": 300, "ttft": 0.01})
+    done = orchestrator(command[0], profile, *command[1:], *SHORT, "--output", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    assert names(out) == THREE
+    found = from_json((out / "report.json").read_bytes())
+    assert found == from_json(done.stdout.encode())
+    assert (out / "report.html").read_text(encoding="utf-8") == page(found)
+    assert (out / "report.md").read_text(encoding="utf-8") == markdown(found)
+
+
+def test_a_refusal_is_kept_with_its_reasons_good(fake: Write, tmp_path: Path) -> None:
+    well, cached = fake("well", {"rate": 300}), fake("cached", {"rate": 300, "cached_tokens": 15})
+    (tmp_path / "report.json").write_text("of an earlier run")
+    done = orchestrator("compare", well, cached, *SHORT, "--output", str(tmp_path), "--json")
+    assert done.returncode == 5
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document == json.loads(done.stdout)
+    for name in ("report.html", "report.md"):
+        said = (tmp_path / name).read_text(encoding="utf-8")
+        assert "came from a cache" in said
+        assert "tok/s" not in said  # nobody is to believe a figure
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_read_only_is_told_before_it_is_measured_bad(fake: Write, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    done = orchestrator("bench", fake("p"), "--output", str(locked / "out"))
+    assert done.returncode == 2
+    assert "Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_a_folder_that_can_not_be_is_told_before_it_is_measured_bad(
+    fake: Write, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    extra = ("--aa",) if command == "compare" else ()
+    done = orchestrator(command, fake("p"), *extra, "--output", str(tmp_path / "file" / "out"))
+    assert done.returncode == 2
+    assert "--output" in done.stderr
+    assert "can't be written" in done.stderr
+    assert "warm-up" not in done.stderr
