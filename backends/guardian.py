@@ -9,7 +9,8 @@ The orchestrator talks to it over a socket, in frames of a marshalled dict (both
 json alone would double the start-up):
 
     to the guardian      {"argv": [...], "env": {...}, "cwd": str, "log": path, "log_bytes": int,
-                          "log_files": int, "grace": seconds, "stop_argv": [...], "clean_argv": [...]}
+                          "log_files": int, "grace": seconds, "stop_argv": [...], "clean_argv": [...],
+                          "temporary": folder}
                                                 once, first
                          {"stop": seconds}      TERM to the leader (or `stop_argv` is run), KILL to the tree
                                                 after that long
@@ -19,7 +20,9 @@ json alone would double the start-up):
                          {"gone": [pid, ...]}          nothing is left; these had to be killed; last words
 
 The socket's end, for whatever reason, is the order to stop. What is not of the tree, such as a container, is
-ended by `clean_argv`, which is run once the tree has ended, whatever ended it.
+ended by `clean_argv`, which is run once the tree has ended, whatever ended it. `temporary` is made before the
+engine, for its temporary files, and goes after it. Shared memory is given back by Python's resource trackers
+once all others are dead, so these are killed a moment later.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ READ_BYTES = 1 << 18
 PIPE_BYTES = 1 << 20  # a larger pipe lets a burst of log lines pass while we are busy elsewhere
 LEFTOVER_GRACE = 1.0  # seconds for what a dead leader left behind, between TERM and KILL
 CLEAN_GRACE = 20.0  # seconds for what is run at the end
+ORPHAN_GRACE = 5.0  # seconds at most when the orchestrator is gone, as nobody waits for answers any more
+TRACKER_GRACE = 1.0  # seconds for resource trackers, after all others were killed
+TRACKER = b"multiprocessing.resource_tracker"
 
 
 class ignoring:  # noqa: N801 - as contextlib.suppress, which is dear to import
@@ -72,17 +78,21 @@ def unpack(received: bytes) -> tuple[list[dict[str, Any]], bytes]:
     return found, received
 
 
+def read_proc(pid: int | str, name: str) -> bytes:
+    """Return a file of ``/proc/PID``, empty when there is none; by pathlib it would double our memory."""
+    with ignoring(OSError), open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
+        return file.read()
+    return b""
+
+
 def parents() -> dict[int, int]:
     """Return pid -> parent's pid of every process there is, zombies left out."""
     found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double the memory
-        if name.isdigit():
-            with ignoring(OSError):
-                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                    # the program's name may hold spaces and brackets: count from the last bracket
-                    fields = file.read().rpartition(b")")[2].split()
-                if fields[0] not in (b"Z", b"X"):
-                    found[int(name)] = int(fields[1])
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        # the program's name may hold spaces and brackets: count from the last bracket
+        fields = read_proc(name, "stat").rpartition(b")")[2].split()
+        if fields and fields[0] not in (b"Z", b"X"):
+            found[int(name)] = int(fields[1])
     return found
 
 
@@ -102,6 +112,16 @@ def kill(pids: list[int], number: int) -> None:
     for pid in pids:
         with ignoring(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder and all that is in it, as far as that goes."""
+    for inside, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):  # a link to a folder is one of `folders`
+            with ignoring(OSError):
+                os.unlink(f"{inside}/{name}")  # noqa: PTH108
+        with ignoring(OSError):
+            os.rmdir(inside)  # noqa: PTH106
 
 
 class Log:
@@ -194,11 +214,12 @@ class Guardian:
                 return False
             messages, self.incoming = unpack(self.incoming + data)
         self.order, *self.early = messages  # a stop may have come together with it
-        self.grace = float(self.order["grace"])
+        self.grace = min(float(self.order["grace"]), ORPHAN_GRACE)
         try:
             self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
+            os.mkdir(self.order["temporary"], 0o700)  # noqa: PTH102
         except OSError as error:
-            self.say(error=f"its log can't be opened: {error.strerror}")
+            self.say(error=f"{error.filename} can't be written: {error.strerror}")
             return False
         self.output, write_end = os.pipe()
         with ignoring(OSError):
@@ -217,6 +238,7 @@ class Guardian:
         os.close(failed)
         if problem:
             os.waitpid(self.leader, 0)
+            remove(self.order["temporary"])
             self.say(**marshal.loads(problem))  # noqa: S302 - from our own fork
             return False
         self.leader_alive = True
@@ -318,6 +340,8 @@ class Guardian:
             self.help(self.order["clean_argv"])
             return False
         if self.deadline is not None and now >= self.deadline:
+            if now < self.deadline + TRACKER_GRACE:
+                left = [pid for pid in left if TRACKER not in read_proc(pid, "cmdline")]
             self.killed.update(pid for pid in left if pid not in self.helpers)
             kill(left, signal.SIGKILL)
             if now >= self.deadline + 1 and now >= self.reported + 1:
@@ -352,6 +376,7 @@ class Guardian:
                 else:
                     self.hear()
         self.pump()
+        remove(self.order["temporary"])
         self.say(gone=sorted(self.killed))
 
 

@@ -95,6 +95,7 @@ async def launch(
         "boot": boot_id(),
         "session": 0,
         "cookie": cookie,
+        "temporary": str(child.temporary),
         "port": port,
         "processes": {},
     }

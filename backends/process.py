@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from backends import guardian
 from orchestrator.backend import Command
 from orchestrator.errors import StartError
 from orchestrator.hardware import Live, Watch
-from orchestrator.leftovers import end, read_proc, start_time
+from orchestrator.leftovers import TEMPORARY, end, read_proc, remove_temporary, start_time
 
 if TYPE_CHECKING:
     from backends.containers import Container
@@ -34,6 +35,8 @@ LOG_FILES = 3
 LOOPBACK_6 = ("00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 SPAWN_SECONDS = 60.0  # a guardian takes milliseconds; this ends waits on one that can't go on
 LISTEN = "0A"  # the state's number in /proc/net/tcp
+# a socket's address holds 107 bytes: room for our folder's name and for what engines put into it, 36 at least
+LONGEST_TEMPORARY = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,19 @@ def owns_port(pids: Sequence[int], port: int, *, beyond: bool = False) -> bool:
     return False
 
 
+def temporary(launch: str) -> Path:
+    """Return the folder for a launch's temporary files, which goes when the launch is over.
+
+    Engines leave sockets and more in the usual place even when they are asked to end.
+    """
+    try:
+        usual = tempfile.gettempdir()
+    except OSError:  # there is none: then nothing can be made in this one either, and the guardian says so
+        usual = ""
+    usual = usual if 0 < len(os.fsencode(usual)) <= LONGEST_TEMPORARY else "/tmp"  # noqa: S108
+    return Path(usual) / f"{TEMPORARY}{launch[:16]}"
+
+
 class Tail:
     """Reads what an engine logged since it was spawned, across one rotation."""
 
@@ -172,6 +188,7 @@ class Child:
     def __init__(self, log: Path, cookie: str) -> None:
         self.tail = Tail(log)
         self.cookie = cookie
+        self.temporary = temporary(cookie.partition("=")[2])
         self.pid = 0
         self.writer: asyncio.StreamWriter | None = None
         self.exit: Exit | None = None
@@ -220,7 +237,7 @@ class Child:
         name, _, value = self.cookie.partition("=")
         self._say(
             argv=[str(word) for word in command.argv],
-            env={**command.environ(inherited), name: value},
+            env={**command.environ({**inherited, "TMPDIR": str(self.temporary)}), name: value},
             cwd=str(cwd),
             log=str(self.tail.path),
             log_bytes=LOG_BYTES,
@@ -228,6 +245,7 @@ class Child:
             grace=grace,
             stop_argv=list(command.stop),
             clean_argv=list(command.clean),
+            temporary=str(self.temporary),
         )
         self._listener = asyncio.create_task(self._listen(reader))
         try:
@@ -280,6 +298,7 @@ class Child:
         """End the tree of a guardian that was killed."""
         while left := await asyncio.to_thread(end, self.pid, self.cookie, self.known):
             self.survivors = list(left)
+        remove_temporary(str(self.temporary), self.cookie)
 
     @property
     def guardian_pid(self) -> int:

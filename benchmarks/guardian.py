@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import socket
 import statistics
 import subprocess
@@ -44,7 +45,7 @@ def start(argv: list[str], folder: Path) -> tuple[subprocess.Popen[bytes], socke
         )  # fmt: skip
     order = {
         "argv": argv, "env": {}, "cwd": "/", "log": str(folder / "engine.log"), "log_bytes": 16 << 20,
-        "log_files": 3, "grace": 0,
+        "log_files": 3, "grace": 0, "temporary": str(folder / secrets.token_hex(4)),
     }  # fmt: skip
     ours.sendall(guardian.pack(order))
     return process, ours

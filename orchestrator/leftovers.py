@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ from orchestrator.errors import BackendError
 from orchestrator.home import RunFolder, run_folders
 
 PATIENCE = 5.0  # seconds for a swept tree to be gone
+TRACKER_PATIENCE = 1.0  # seconds of these for Python's resource trackers, which give back shared memory
+TRACKER = b"multiprocessing.resource_tracker"
+TEMPORARY = "orchestrator-"  # with it begins the name of a launch's folder for temporary files
 
 
 def read_proc(pid: int, name: str) -> bytes:
@@ -100,17 +104,33 @@ def _environment(pid: int) -> list[bytes] | None:
 
 def end(session: int, cookie: str, known: Mapping[int, int], patience: float = PATIENCE) -> tuple[int, ...]:
     """Kill what is left of a launch and wait until it is gone; returns what resisted."""
-    deadline = time.monotonic() + patience
+    began = time.monotonic()
+    deadline, trackers = began + patience, began + min(TRACKER_PATIENCE, patience)
     # one look is not enough: what forks while /proc is read can hide from it
     while left := strays(session, cookie, known) or strays(session, cookie, known):
+        # they do their work when all others are dead, and end
+        spared = set(filter(_is_tracker, left)) if time.monotonic() < trackers else set()
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped, none of them forks while others are killed
-            for pid in left:
+            for pid in set(left) - spared:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
         if time.monotonic() > deadline:
             return tuple(left)
         time.sleep(0.02)
     return ()
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return TRACKER in read_proc(pid, "cmdline")
+    return False
+
+
+def remove_temporary(folder: str, cookie: str) -> None:
+    """Remove the folder for a launch's temporary files once that has ended; another's is left alone."""
+    launch = cookie.partition("=")[2][:16]
+    if launch and Path(folder).name == f"{TEMPORARY}{launch}":
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(root: Path) -> dict[str, tuple[int, ...]]:
@@ -135,6 +155,8 @@ def sweep(root: Path) -> dict[str, tuple[int, ...]]:
             if record and (told := recorded(record.get("container"), os.environ)):
                 client, launch = told  # containers outlive a boot
                 container = client.end(launch, PATIENCE)
+            if record and not left:
+                remove_temporary(str(record.get("temporary")), str(record.get("cookie")))
         finally:
             clean = not (left or container)
             folder.release(remove=folder.temporary and clean, forget=clean)

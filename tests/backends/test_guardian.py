@@ -78,6 +78,7 @@ class Guarded:
             "log_bytes": 1 << 20,
             "log_files": 3,
             "grace": grace,
+            "temporary": str(self.log.with_name("temporary")),
         }
         return guardian.pack({**order, **more})
 
