@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from backends import containers, failures, fetching, planning, process, readiness
+from backends import containers, failures, fetching, lifecycle, planning, process, readiness
 from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
@@ -224,7 +224,7 @@ class SubprocessBackend(Engine):
         final = State.STOPPED
         error: OrchestratorError | None = None
         try:
-            asyncio.run(self._own())
+            lifecycle.run(self._own())
         except asyncio.CancelledError:
             pass  # as asked
         except StopFailed as fault:

@@ -5,12 +5,14 @@ The supervisor thread changes it, everybody may read it. All of it is guarded by
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,18 @@ log = get_logger("orchestrator.backend")
 
 ALIVE = (State.STARTING, State.READY, State.RESTARTING)
 TAIL_LINES = 20
+THREADS = 4  # of a supervisor, at most, for what would block its loop
 EVENTS_KEPT = 1000  # per listener; one that does not keep up loses the oldest
+
+
+def run(task: Coroutine[Any, Any, None]) -> None:
+    """Run a supervisor's task on an event loop of its own, with a bounded pool of threads."""
+
+    async def bounded() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        await task
+
+    asyncio.run(bounded())
 
 
 class Lifecycle:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from orchestrator.home import RunFolder
     from orchestrator.switching import Switchable
 
+M_MMAP_THRESHOLD = -3  # glibc's malloc.h
+
 
 def up(
     profiles: options.ProfileFiles,
@@ -202,6 +204,7 @@ def _serve(
         logs_setup.configure(logs_setup.Level.WARNING if quiet else logs_setup.Level.INFO)
         told = shown if pipe is None else progress.Both(shown, pipe)
         backends, gateway = _prepare(wishes, host, port, key)
+        _give_memory_back()
         try:
             code = uvloop.run(Service(backends, gateway, folder, told, api_key_env=api_key_env).run())
         except PortTaken as fault:
@@ -221,6 +224,18 @@ def _has_log(folder: RunFolder) -> bool:
 
     log = folder.path / SERVICE_LOG
     return log.exists() and log.stat().st_size > 0
+
+
+def _give_memory_back() -> None:
+    """Let the C library give large blocks back at once, as it does until the first of them was freed.
+
+    After that it keeps them in its heaps, where small ones pin them: each restart reads logs and answers in
+    blocks of 256 KiB, and in weeks of those the process would grow without holding anything.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):  # not every C library has it
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
 
 
 def _write_into(path: Any) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_nothing_is_lost_or_left_whoever_is_killed_ugly() -> None:
     """prior failures 1, 3, 6 and 10, all at once."""
     argv = [sys.executable, str(ROOT / "benchmarks" / "chaos.py"), "--model", "tiny"]
-    options = ["--kills", "6", "--clients", "4", "--pause", "0.4", "--seed", "3"]
+    options = ["--kills", "6", "--warm", "3", "--clients", "4", "--pause", "0.4", "--seed", "3"]
     done = subprocess.run([*argv, *options], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
