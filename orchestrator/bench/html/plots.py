@@ -134,8 +134,8 @@ def _throughput_rows(rows: Sequence[tuple[Group, Summary]], top: float) -> Marku
     parts: list[Child] = [svg.scale(axis, bottom, 0, lambda tick: f"{tick:g}")]
     for row, (group, each) in enumerate(rows):
         y = ROW * row + 31.0
-        hint = f"{group.label}: {each.value:.1f} tok/s"
-        parts.append(_row_label(group, f"{each.value:.1f} tok/s", ROW * row + 15))
+        hint = f"{group.label}: {shows('output_tok_s', each.value)}"
+        parts.append(_row_label(group, shows("output_tok_s", each.value), ROW * row + 15))
         parts.append(svg.line(axis.x(0), y, axis.x(each.value), y, f"stem arm{group.style}"))
         if each.low is not None and each.high is not None:
             parts.append(svg.line(axis.x(each.low), y, axis.x(each.high), y, f"whisker arm{group.style}"))

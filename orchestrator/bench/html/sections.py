@@ -100,7 +100,7 @@ def gate(report: Measurement | Comparison, found: Sequence[Group]) -> Markup:
             "p",
             "Client: how busy the measuring program was, and how late its event loop woke up. Other "
             "programs: their share of all processors. Engine’s own: the median disagreement of our figures "
-            "and the engine’s.",
+            f"with what the engine says of itself ({several(_sources(counted))}).",
             class_="small",
         ),
     )
@@ -133,8 +133,11 @@ def _disagreement(rounds: Sequence[Round]) -> str:
         for view in each.server:
             if view.disagreement is not None:
                 off.setdefault(view.source, []).append(view.disagreement)
-    said = [f"{percent(median(values))} ({source})" for source, values in off.items()]
-    return "; ".join(said) or "it tells none"
+    return "; ".join(percent(median(values)) for values in off.values()) or "it tells none"
+
+
+def _sources(found: Sequence[Group]) -> list[str]:
+    return [view.source for group in found for each in group.valid for view in each.server]
 
 
 def voids(found: Sequence[Group]) -> Markup:

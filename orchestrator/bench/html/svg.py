@@ -52,7 +52,7 @@ class Axis:
 
     def ticks(self, about: int = 4) -> list[float]:
         """Return round values within the axis, few enough for a telephone's width."""
-        if self.log and self.high / self.low > 3:
+        if self.log and self.high / self.low > 1.6:
             return _log_ticks(self.low, self.high)
         step = _step((self.high - self.low) / about)
         first = math.ceil(self.low / step - 1e-9)
@@ -66,7 +66,7 @@ def _step(rough: float) -> float:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         found = [m * 10.0**e for e in exponents for m in steps if low <= m * 10.0**e <= high]
         if len(found) <= 6:
