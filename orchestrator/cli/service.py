@@ -30,6 +30,11 @@ HURRY = 0.0  # seconds between TERM and KILL once somebody has asked twice
 OVER = (State.STOPPED, State.FAILED, State.STUCK)
 
 
+def threads(engines: int) -> int:
+    """Return how many threads may wait for engines: starts and switches take minutes, stops need some too."""
+    return 4 * engines + 4
+
+
 class Service:
     """Everything behind one address, from the first engine's start to the last one's end."""
 
@@ -64,8 +69,7 @@ class Service:
     async def run(self) -> int:
         """Serve until the end; returns the exit code."""
         self._loop = asyncio.get_running_loop()
-        # starts and switches wait in threads for minutes: there must be some left for the stops
-        self._loop.set_default_executor(ThreadPoolExecutor(4 * len(self._backends) + 4))
+        self._loop.set_default_executor(ThreadPoolExecutor(threads(len(self._backends))))
         self._wish = asyncio.Event()  # somebody wants the end
         self._changed = asyncio.Event()
         self._claim()
