@@ -121,7 +121,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
 
     """
     budget = plan.memory
-    if budget is None or not plan.profile.check_memory:
+    if budget is None or budget.verdict.answer != "no" or not plan.profile.check_memory:
         return
     for place, part, free in (
         ("the GPU", budget.estimate.device, budget.free.device),

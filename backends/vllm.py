@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from backends import convert, vllm_environment, vllm_refusals
+from backends import convert, vllm_environment, vllm_memory, vllm_refusals
 from backends.base import SubprocessBackend
 from backends.failures import Failure
 from backends.failures_vllm import VLLM_FAILURES
@@ -29,8 +29,6 @@ from orchestrator.profile import Profile
 LOCKS = Path(__file__).parent / "locks"
 PROGRAM = "bin/python"
 VERSION = ("-I", "-c", "import vllm; print(vllm.__version__)")
-GIB = 1 << 30
-BLOCK = 128  # tokens that vLLM's CPU cache hands out at once
 
 
 class Vllm(SubprocessBackend):
@@ -120,9 +118,9 @@ class Vllm(SubprocessBackend):
         return paths
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
-        """Refuse what vLLM can't do, before it starts."""
+        """Refuse what vLLM can't do, decide what is ``auto``, and say what it takes."""
         options = self.options_of(plan)
-        return vllm_refusals.check(plan, options, machine, self.cache_bytes(plan, options))
+        return vllm_memory.settle(vllm_refusals.check(plan, options), options, machine)
 
     def dialect_for(self, plan: Plan) -> Dialect:
         """Spell ``max_tokens`` out: left out it is 16 in completions, and above the context it is refused."""
@@ -188,23 +186,10 @@ class Vllm(SubprocessBackend):
 
     def memory(self, plan: Plan, options: VllmOptions) -> tuple[str, ...]:
         """Return what limits its memory: bytes for the cache, or the share of a GPU."""
-        cache = self.cache_bytes(plan, options)
+        cache = vllm_memory.cache_bytes(plan, options)
         if cache is not None:
             return ("--kv-cache-memory-bytes", str(cache))
-        # what may be taken is a share of what is free; what vLLM wants to hear is a share of the total
-        free = min((gpu.free / gpu.total for gpu in plan.device.gpus if gpu.total), default=1.0)
-        return ("--gpu-memory-utilization", f"{int(plan.profile.memory_fraction * free * 1000) / 1000:g}")
-
-    def cache_bytes(self, plan: Plan, options: VllmOptions) -> int | None:
-        """Return the bytes for keys and values where they are given, or can be told: on the CPU."""
-        if options.kv_cache_gib is not None:
-            return int(options.kv_cache_gib * GIB)
-        if self.kind != "cpu":
-            return None
-        tokens = plan.slots * (-(-plan.context // BLOCK) + 1) * BLOCK
-        element = 4 if options.dtype == "float32" else 2
-        needed = plan.header.kv_bytes(tokens, element) if isinstance(plan.header, hf_model.HfModel) else None
-        return 4 * GIB if needed is None else needed
+        return ("--gpu-memory-utilization", f"{vllm_memory.share(plan):g}")
 
     def confirm(self, props: Any, plan: Plan) -> str | None:
         """Compare ``/v1/models`` with the plan; returns what differs."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from backends.vllm_options import KV_TYPES, VllmOptions
 from orchestrator.backend import Plan
-from orchestrator.errors import DoesNotFit, Problem, ProfileError, UnsupportedModel
-from orchestrator.hardware import Machine
+from orchestrator.errors import Problem, ProfileError, UnsupportedModel
 from orchestrator.hf_model import HfModel
 
 FP8_TARGETS = frozenset(
@@ -15,19 +14,16 @@ FP8_TARGETS = frozenset(
 )  # AMD's cards that compute with 8-bit floats
 
 
-def check(plan: Plan, options: VllmOptions, machine: Machine, cache: int | None) -> Plan:
+def check(plan: Plan, options: VllmOptions) -> Plan:
     """Return the plan with notes added.
 
     Args:
         plan: what is to be started.
         options: the profile's ``vllm:`` section.
-        machine: what it runs on.
-        cache: bytes for keys and values, None when vLLM decides.
 
     Raises:
         ProfileError: keys of the profile that vLLM has nothing for, all at once.
         UnsupportedModel: the model is one that it can't serve here.
-        DoesNotFit: weights and cache are larger than the memory that is free.
 
     """
     problems = _keys(plan, options)
@@ -41,7 +37,6 @@ def check(plan: Plan, options: VllmOptions, machine: Machine, cache: int | None)
     model = plan.header if isinstance(plan.header, HfModel) else None
     if model is not None:
         _fp8(plan, model)
-        _fits(plan, options, machine, model, cache)
     notes = plan.notes
     if model is not None and not model.chat_template and not plan.chat_template_path:
         notes += ("the model has no chat template: vLLM refuses chats; set `chat_template` to a Jinja file",)
@@ -100,23 +95,3 @@ def _fp8(plan: Plan, model: HfModel) -> None:
                 path=model.path,
                 advice="take its AWQ, GPTQ (4 bits) or unquantised form, or llama-server with a GGUF",
             )
-
-
-def _fits(plan: Plan, options: VllmOptions, machine: Machine, model: HfModel, cache: int | None) -> None:
-    """Weights and cache have to fit into what is free: vLLM finds out only after a long load."""
-    cards = len(plan.device.gpus)
-    wide = options.dtype == "float32" and model.quantisation in {"bfloat16", "float16"}
-    weights = model.tensor_bytes * (2 if wide else 1)
-    if plan.device.kind == "cpu":
-        free, what = machine.memory_available, "of memory"
-    else:
-        free, what = sum(gpu.free for gpu in plan.device.gpus), f"of GPU memory on {cards} card(s)"
-        weights -= int((options.cpu_offload_gib or 0) * (1 << 30) * cards)
-    if free and weights + (cache or 0) > free:
-        raise DoesNotFit(
-            f"{plan.backend}: the weights take {weights / 1e9:.1f} GB"
-            + (f", the context {cache / 1e9:.1f} GB" if cache else "")
-            + f", and {free / 1e9:.1f} GB {what} are free",
-            profile=plan.profile.name,
-            advice="lower `context` or `slots`, or take a smaller model or quantisation",
-        )

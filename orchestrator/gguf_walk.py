@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +128,10 @@ def walk(path: Path, known: Known | None = None) -> Walk:
 
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        # non-blocking, so that a pipe in a model's place can't hang us
+        with open(path, "rb", buffering=0, opener=_opener) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise NotAModel(f"gguf: {path}: not a regular file", path=path)
             head = file.read(64)
             if not head.startswith(b"GGUF"):
                 raise _something_else(path, head)
@@ -134,6 +139,10 @@ def walk(path: Path, known: Known | None = None) -> Walk:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise NotAModel(f"gguf: {path}: {reason}", path=path) from error
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _something_else(path: Path, head: bytes) -> NotAModel:

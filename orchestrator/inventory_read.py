@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from orchestrator import gguf_header
+from orchestrator import gguf_header, hf_files, hf_model
 from orchestrator.errors import ModelError
 from orchestrator.gguf_known import Known
 from orchestrator.inventory_files import Candidate
 
 # What a form is served by; `vllm` stands for vllm-rocm, vllm-cuda and vllm-cpu.
 _ENGINES: Final[Mapping[str, tuple[str, ...]]] = {"gguf": ("llama-server",), "safetensors": ("vllm",)}
-
-_BITS: Final[Mapping[str, int]] = {
-    "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16,
-    "U16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F4": 4,
-}  # fmt: skip
-_LARGEST_JSON: Final = 100 << 20  # bytes; the format's own limit for a safetensors header
-# Tensors beside the packed weights of a quantised layer, which are no weights themselves.
-_BESIDE: Final = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".input_scale",
-                  ".weight_zero_point", ".weight_shape", ".absmax", ".quant_map")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +68,7 @@ def entry(candidate: Candidate, known: Known) -> Entry:
             raise _Broken(candidate.fault)
         return _gguf(candidate, known) if candidate.format == "gguf" else _safetensors(candidate)
     except ModelError as error:
-        fault = error.message.removeprefix(f"gguf: {candidate.path}: ")
+        fault = _in_place(error.message, candidate.path)
     except _Broken as error:
         fault = str(error)
     except OSError as error:
@@ -120,117 +109,48 @@ def _gguf(candidate: Candidate, known: Known) -> Entry:
 
 
 def _safetensors(candidate: Candidate) -> Entry:
-    folder = candidate.path
-    names = [name for name, _, _ in candidate.signs]
-    weights = sorted(name for name in names if name.endswith(".safetensors"))
-    if "model.safetensors.index.json" in names:
-        wanted = _object(_json(folder / "model.safetensors.index.json").get("weight_map")).values()
-        missing = sorted({str(name) for name in wanted} - set(weights))
-        if missing:
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            raise _Broken(f"{len(missing)} of {len(set(wanted))} files missing: {shown}")
-        weights = [name for name in weights if name in set(wanted)]
-    adapter = "config.json" not in names
-    config = _json(folder / ("adapter_config.json" if adapter else "config.json"))
-    text = {
-        **config,
-        **_object(config.get("text_config")),
-    }  # what is multimodal keeps the language part there
-    quantised = _object(text.get("quantization_config") or text.get("compression_config"))
-    packed = quantised.get("bits") or quantised.get("w_bit") or (4 if quantised.get("load_in_4bit") else 0)
-    parameters, bits, kind = _count(folder, weights, packed if isinstance(packed, int) else 0)
-    architectures = config.get("architectures")
-    method = quantised.get("quant_method")
+    if not any(name == "config.json" for name, _, _ in candidate.signs):
+        return _adapter(candidate)
+    model = hf_model.read(candidate.path)
     return Entry(
-        path=str(folder),
+        path=str(candidate.path),
         format="safetensors",
-        kind="adapter" if adapter else "model",
+        kind="model",
         repository=candidate.repository,
-        files=len(weights),
-        size=sum(size for name, size, _ in candidate.signs if name in weights),
-        architecture=_text(text.get("model_type"))
-        or (_text(architectures[0]) if isinstance(architectures, list) and architectures else None),
-        name=candidate.repository or folder.name,
-        parameters=parameters or None,
-        quantisation=_text(method) or kind,
-        bits_per_weight=bits / parameters if parameters else None,
-        context=_whole(text.get("max_position_embeddings")) or _whole(text.get("n_positions")),
-        width=_whole(text.get("hidden_size")),
-        chat_template=_has_template(folder, names),
-        engines=() if adapter else _ENGINES["safetensors"],
+        files=model.files,
+        size=model.file_size,
+        architecture=model.family or model.architecture,
+        name=candidate.repository or candidate.path.name,
+        parameters=model.parameters or None,
+        quantisation=model.quantisation,
+        bits_per_weight=model.bits_per_weight,
+        context=model.context,
+        width=model.embedding,
+        chat_template=model.chat_template is not None,
+        engines=_ENGINES["safetensors"],
     )
 
 
-def _count(folder: Path, weights: list[str], packed: int) -> tuple[int, int, str | None]:
-    """Return the number of weights, their bits in all, and the type that holds most of them."""
-    parameters = bits = 0
-    kinds: dict[str, int] = {}
-    for name in weights:
-        for tensor, facts in _header(folder / name).items():
-            kind, shape = facts.get("dtype"), facts.get("shape")
-            if tensor == "__metadata__" or not isinstance(kind, str) or not isinstance(shape, list):
-                continue
-            elements = math.prod(shape)
-            bits += elements * _BITS.get(kind, 8)
-            kinds[kind] = kinds.get(kind, 0) + elements
-            if tensor.endswith(_BESIDE):
-                continue
-            if packed and (tensor.endswith((".qweight", ".weight_packed")) or kind in {"I32", "U8"}):
-                elements = elements * _BITS.get(kind, 8) // packed
-            parameters += elements
-    most = max(kinds, key=lambda kind: kinds[kind]).lower() if kinds else None
-    return parameters, bits, most
-
-
-def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """Return a safetensors file's header: a length, then as much JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= _LARGEST_JSON:
-            raise _Broken(f"{path.name} is not a safetensors file: its header is said to have {length} bytes")
-        text = file.read(length)
-        size = file.seek(0, 2)
-    if len(text) < length:
-        raise _Broken(f"{path.name} ends inside its header: the download is incomplete")
-    found = {name: _object(facts) for name, facts in _parsed(text, path).items()}
-    ends = [
-        facts["data_offsets"][1] for facts in found.values() if isinstance(facts.get("data_offsets"), list)
-    ]
-    if ends and max(ends) + 8 + length > size:
-        raise _Broken(
-            f"{path.name} ends at byte {size}, its tensors need {max(ends) + 8 + length}: "
-            "the download is incomplete"
-        )
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return _parsed(file.read(_LARGEST_JSON), path)
-
-
-def _parsed(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return _object(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise _Broken(f"{path.name} is not JSON: {str(error).lower()}") from error
-
-
-def _has_template(folder: Path, names: list[str]) -> bool:
-    if "chat_template.jinja" in names or "chat_template.json" in names:
-        return True
-    return "tokenizer_config.json" in names and bool(
-        _json(folder / "tokenizer_config.json").get("chat_template")
+def _adapter(candidate: Candidate) -> Entry:
+    hf_files.read_json(candidate.path / "adapter_config.json")
+    held = hf_files.weights(candidate.path)
+    return Entry(
+        path=str(candidate.path),
+        format="safetensors",
+        kind="adapter",
+        repository=candidate.repository,
+        files=len(held.files),
+        size=held.size,
+        name=candidate.repository or candidate.path.name,
+        parameters=held.parameters or None,
+        quantisation=held.types.most_common(1)[0][0].lower() if held.types else None,
+        bits_per_weight=held.tensor_bytes * 8 / held.parameters if held.parameters else None,
     )
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
+def _in_place(message: str, path: Path) -> str:
+    """Return a fault without the place, which stands beside it."""
+    for start in (f"gguf: {path}: ", f"model: {path}: ", f"model: {path}/", "model: "):
+        if message.startswith(start):
+            return message.removeprefix(start)
+    return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,14 @@ def tiny(
 
 
 def weights(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    """Write a safetensors file with only a header: name -> type, shape, bytes."""
+    """Write a safetensors file, sparse behind its header: name -> type, shape, bytes."""
     header, at = {}, 0
     for name, (kind, shape, size) in tensors.items():
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + at)
 
 
 def byte_letters() -> list[str]:

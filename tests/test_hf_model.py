@@ -33,14 +33,9 @@ def test_the_facts_of_a_model_good(folder: Path) -> None:
     model = hf_model.read(folder)
     assert (model.architecture, model.layers, model.heads, model.kv_heads) == ("LlamaForCausalLM", 2, 2, 2)
     assert (model.context, model.vocabulary, model.key_length) == (4096, 259, 32)
-    assert (model.parameters, model.tensor_bytes, model.quantisation) == (8 * 4 + 2 + 1, 74, "bfloat16")
+    assert (model.parameters, model.tensor_bytes, model.quantisation) == (8 * 4 + 2 + 1, 74, "bf16")
     assert model.chat_template is None
     assert not model.fp8
-
-
-def test_the_cache_of_keys_and_values_good(folder: Path) -> None:
-    assert hf_model.read(folder).kv_bytes(100, 2) == 2 * 100 * 2 * 64 * 2
-    assert change(folder, num_hidden_layers=None).kv_bytes(100, 2) is None
 
 
 def test_a_model_that_sees_keeps_its_text_part_apart_good(folder: Path) -> None:

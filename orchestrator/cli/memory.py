@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "fits": "it fits",
-    "tight": "it is tight: hardly anything stays free",
+    "tight": "it is tight: there is hardly room",
     "no": "it does not fit",
     "unknown": "what is free can't be told",
 }
@@ -25,7 +25,12 @@ def exact(plan: Plan, command: Command) -> Budget | None:
     from orchestrator.hardware.fit_advice import budget
 
     found = plan.memory
-    if found is None or not isinstance(plan.header, Header) or found.estimate.source == fit_tool.NAME:
+    if (
+        found is None
+        or found.wish is None
+        or not isinstance(plan.header, Header)
+        or found.estimate.source == fit_tool.NAME
+    ):
         return found
     tool = fit_tool.beside(plan.binary.argv)
     environ = command.environ(os.environ)
@@ -33,12 +38,14 @@ def exact(plan: Plan, command: Command) -> Budget | None:
     return budget(plan.header, found.wish, found.free, exact=said) if said else found
 
 
-def rows(memory: documents.Memory | None) -> list[tuple[str, str]]:
+def rows(memory: documents.Memory | None, model: documents.Model) -> list[tuple[str, str]]:
     """Return the lines of the table, each with its label in the first column."""
     from orchestrator.cli.console import size, table
 
     if memory is None:
-        return [("memory", "can't be told beforehand for this engine")]
+        known = model.architecture is not None
+        why = "since its files say too little" if known else "before the model is on this machine"
+        return [("memory", f"can't be told {why}")]
     places = [("GPU", memory.device, memory.free_device), ("host", memory.host, memory.free_host)]
     cells = [
         [name, *map(size, (part.weights, part.kv_cache, part.compute, part.overhead, part.total, free))]

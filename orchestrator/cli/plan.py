@@ -142,7 +142,7 @@ def _text(found: documents.Plan) -> str:
         ("slots", str(found.slots)),
         ("device", found.device.kind),
         *(("", f"{gpu['id']} {gpu['name']}, {size(gpu['memory'])}") for gpu in found.device.gpus),
-        *memory.rows(found.memory),
+        *memory.rows(found.memory, model),
         *(("note", note) for note in found.notes),
         *(("set", f"{name}={_quoted(value)}") for name, value in found.environment.set.items()),
         *(("removed", name) for name in found.environment.removed),

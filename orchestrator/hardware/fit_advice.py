@@ -33,7 +33,7 @@ class Budget:
     """What a plan takes and whether there is room for it.
 
     Attributes:
-        wish: what was asked for.
+        wish: what was asked for, where llama.cpp's way of counting applies.
         estimate: what that takes.
         free: what is free.
         verdict: whether it fits.
@@ -41,7 +41,7 @@ class Budget:
 
     """
 
-    wish: Wish
+    wish: Wish | None
     estimate: Estimate
     free: Room
     verdict: Verdict

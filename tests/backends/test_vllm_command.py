@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends import vllm
+from backends.planning import refuse_what_does_not_fit
 from backends.vllm import Vllm, VllmCpu, VllmCuda, VllmRocm
 from orchestrator import hf_model
 from orchestrator.backend import Binary, Command, Plan
@@ -119,8 +120,8 @@ def test_nvidia_cards_by_uuid_good(tmp_path: Path) -> None:
 def test_the_processor_gets_the_cache_that_the_context_needs_good(tmp_path: Path) -> None:
     case = Case(VllmCpu, tmp_path, "nothing", slots=2)
     command = case.command()
-    # 2 slots x (2048 + a block of 128) tokens x 2 layers x 2 heads x (32 + 32) x 2 bytes
-    cache = str(2 * 2176 * 2 * 2 * 64 * 2)
+    # (2 slots x 2048 tokens + the block of 128 that is never used) x 2 layers x 2 heads x (32 + 32) x 2 bytes
+    cache = str((2 * 2048 + 128) * 2 * 2 * 64 * 2)
     memory = ("--kv-cache-memory-bytes", cache)
     assert list(command.argv) == [*between(case.folder, *memory, slots="2"), *ALWAYS]
     assert command.env["VLLM_TARGET_DEVICE"] == "cpu"
@@ -310,9 +311,12 @@ def test_weights_larger_than_the_memory_bad(tmp_path: Path) -> None:
     case = Case(VllmRocm, tmp_path, "rx7800xt-then-9950x")
     hf_models.weights(case.folder / "model.safetensors", {"w": ("BF16", [1 << 16, 1 << 17], 1 << 34)})
     object.__setattr__(case.plan, "header", hf_model.read(case.folder))
-    with pytest.raises(DoesNotFit, match=r"17\.2 GB") as raised:
-        case.settle()
-    assert raised.value.advice
+    plan = case.settle()
+    assert plan.memory is not None
+    assert plan.memory.verdict.answer == "no"
+    with pytest.raises(DoesNotFit, match=r"needs 16[0-9]{3} MiB of the GPU") as raised:
+        refuse_what_does_not_fit(plan)
+    assert "the model in 4 bits" in str(raised.value.advice)
 
 
 def test_a_model_without_a_chat_template_is_told_good(tmp_path: Path) -> None:
