@@ -23,6 +23,8 @@ from backends.failures import DEVICE_FAILURES, Failure
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.failures_vllm import VLLM_FAILURES
 from orchestrator.bench import Comparison, Measurement
+from orchestrator.bench.against import Against
+from orchestrator.bench.history import Listing
 from orchestrator.cli import documents
 from orchestrator.cli.app import app
 from orchestrator.profile import json_schema
@@ -42,7 +44,7 @@ and nothing else there; what it holds is in [schemas](schemas).
 | exit code | means |
 |---|---|
 | 0 | done; `up` was asked to end, by Ctrl-C, SIGTERM or `down`, be it while it still loaded |
-| 1 | a fault of ours |
+| 1 | a fault of ours; a check that failed: slower than `--fail-if-slower` allows |
 | 2 | a mistake on the command line, in a profile, or about a model |
 | 3 | an engine is missing, failed to start, or was given up |
 | 4 | a request failed |
@@ -53,9 +55,17 @@ and nothing else there; what it holds is in [schemas](schemas).
 
 def commands() -> str:
     """Return the page of all commands: what each says when asked for help."""
-    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    sections = [_help(f"orchestrator {name}", [name]) for name in names]
-    return "\n".join([INTRODUCTION, _help("orchestrator", []), *sections])
+    sections = [
+        _help(" ".join(["orchestrator", *path]), path) for path in _paths(typer.main.get_command(app))
+    ]
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def _paths(command: Any, *path: str) -> Iterator[list[str]]:
+    """Yield the words of a command, and those of every command below it."""
+    yield list(path)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _paths(below, *path, name)
 
 
 def _help(title: str, path: list[str]) -> str:
@@ -105,7 +115,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "commands.md", commands()
     yield REFERENCE / "failures.md", failures()
     yield REFERENCE / "profile.schema.json", _json(json_schema())
-    reports = {"bench": Measurement, "compare": Comparison}
+    reports = {
+        "bench": Measurement,
+        "compare": Comparison,
+        "history": Listing,
+        "history-compare": Against,
+    }
     for name, shape in {**documents.ALL, **reports}.items():
         yield SCHEMAS / f"{name}.json", _json(msgspec.json.schema(shape))
 

@@ -14,6 +14,8 @@ docs/explanation/measuring.md. The parts, from the wire up:
     selftest, paced        innocence of the client
     measure, compare       the two ways through all of this
     text, frames           tables, Markdown, JSON, pandas
+    history, history_file  what was measured before
+    against, ranksum, history_text   a run against an earlier one
 """
 
 from __future__ import annotations
