@@ -255,6 +255,7 @@ def situations() -> dict[str, Measurement | Comparison | Incomparable]:
         "withheld": comparison((70, 60), others=0.31),
         "too few pairs": comparison(pairs=4, interrupted=True),
         "three arms": three(),
+        "six arms": comparison((75, 60, 58, 70, 66, 80), names=[f"threads={count}" for count in range(1, 7)]),
         "many requests": comparison(load=mixed),
         "no round counts": comparison(pairs=2, all_void=True, interrupted=True),
         "no round at all": comparison(pairs=0, interrupted=True),

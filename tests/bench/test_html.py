@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -218,3 +220,42 @@ def test_a_page_can_be_kept_as_utf_8_ugly(tmp_path: Path) -> None:
     found = reports.comparison(names=("a\udcff", "b"), voids=0)
     (tmp_path / "page.html").write_text(page(found), encoding="utf-8")
     assert "\\udcff" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+# G. M. Machado, M. M. Oliveira, L. A. F. Fernandes (2009), severity 1.0, on linear RGB
+SEEN_BY = {
+    "everybody": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "protanopes": (
+        (0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)
+    ),
+    "deuteranopes": (
+        (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)
+    ),
+    "tritanopes": (
+        (1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)
+    ),
+}  # fmt: skip
+
+
+def seen(colour: str, matrix: tuple[tuple[float, ...], ...]) -> tuple[float, float, float]:
+    """Return a colour in CIE L*a*b* (D65) as it is seen."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    r, g, b = (min(1.0, max(0.0, sum(map(float.__mul__, row, linear)))) for row in matrix)
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089
+    fx, fy, fz = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+@pytest.mark.parametrize("eyes", SEEN_BY)
+def test_arms_can_be_told_apart_by_every_kind_of_eye_good(eyes: str) -> None:
+    css = Parsed(page(SITUATIONS["bench"])).within("style")
+    found = re.findall(r"--arm(\d): (#[0-9a-f]{6})", css)
+    light, dark = found[:6], found[6:]
+    assert [number for number, _ in light] == [number for number, _ in dark] == list("012345")
+    for scheme in (light, dark):
+        places = [seen(colour, SEEN_BY[eyes]) for _, colour in scheme]
+        assert min(math.dist(a, b) for a, b in itertools.combinations(places, 2)) > 20
+        assert math.dist(*places[:2]) > 60  # two arms are what is compared most

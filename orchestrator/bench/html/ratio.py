@@ -13,11 +13,15 @@ from orchestrator.bench.html.view import brief, letter, percent, shows, words
 from orchestrator.bench.text import SHOWN
 from orchestrator.bench.values import Comparison, Decision
 
+MOST = 21  # rows that are worth drawing
+
 
 def ratio(report: Comparison) -> Markup | None:
     """Return the ratios of every metric with their intervals, declared ones first."""
     every = [*report.decisions, *(each for each in report.others if each.metric in SHOWN)]
     rows = [each for each in every if each.pairs]
+    if len(rows) > MOST:  # of many arms, the others are left to the table
+        rows = [each for each in rows if each.primary]
     if not rows:
         return None
     margin = 1 + report.design.margin
@@ -25,7 +29,7 @@ def ratio(report: Comparison) -> Markup | None:
     top, bottom = 22.0, 22.0 + ROW * len(rows)
     parts: list[Child] = [
         svg.bar(axis, 1 / margin, margin, top, bottom - top, "band"),
-        svg.scale(axis, bottom, top, lambda tick: f"{tick:.3g}", about=5),
+        svg.scale(axis, bottom, top, lambda tick: f"{tick:.3g}", about=6),
         svg.line(axis.x(1), top, axis.x(1), bottom, "one"),
         svg.text("0%", 13, f"◂ {_rivals(report)} faster", "side"),
         svg.text("100%", 13, "A faster ▸", "side", "end"),

@@ -52,8 +52,8 @@ class Axis:
 
     def ticks(self, about: int = 4) -> list[float]:
         """Return round values within the axis, few enough for a telephone's width."""
-        if self.log and self.high / self.low > 1.6:
-            return _log_ticks(self.low, self.high)
+        if self.log and len(found := _log_ticks(self.low, self.high)) > 2:
+            return found
         step = _step((self.high - self.low) / about)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
