@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.bench.against import Against, Change, Side, words
 from orchestrator.bench.history import Entry, EntryArm
-from orchestrator.bench.text import Rows, figure
+from orchestrator.bench.text import Rows, figure, markdown_table, quiet
 from orchestrator.bench.values import METRICS
 
 LIST_HEADINGS = ["ID", "STARTED", "KIND", "PROFILE", "ENGINE", "MODEL", "WORKLOAD", "RESULT"]
@@ -140,21 +140,16 @@ def answer_lines(found: Against) -> list[str]:
 
 def markdown(found: Against) -> str:
     """Return it for a pull request."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
+    facts = (side_line("A", found.a), side_line("B", found.b), *fact_lines(found))
     return "\n".join(
         [
-            f"### {called(found.b)} against {called(found.a)}",
+            f"### {quiet(called(found.b))} against {quiet(called(found.a))}",
             "",
-            *(f"**{said}**  " for said in answer_lines(found)),
+            *(f"**{quiet(said)}**  " for said in answer_lines(found)),
             "",
-            line(HEADINGS),
-            line(["---"] * len(HEADINGS)),
-            *map(line, rows(found)),
+            *markdown_table(HEADINGS, rows(found)),
             "",
-            *(f"- {fact}" for fact in (side_line("A", found.a), side_line("B", found.b), *fact_lines(found))),
+            *(f"- {quiet(fact)}" for fact in facts),
             "",
         ]
     )

@@ -161,26 +161,26 @@ def sensitivity(result: Comparison) -> str | None:
 def markdown(result: Measurement | Comparison | Incomparable) -> str:
     """Return a result, or why there is none, for a pull request."""
     if isinstance(result, Incomparable):
-        lines = ["### Not comparable: no verdict", "", *(f"- {_quiet(reason)}" for reason in result.reasons)]
-        return "\n".join([*lines, *(["", _quiet(result.advice)] if result.advice else []), ""])
+        lines = ["### Not comparable: no verdict", "", *(f"- {quiet(reason)}" for reason in result.reasons)]
+        return "\n".join([*lines, *(["", quiet(result.advice)] if result.advice else []), ""])
     if isinstance(result, Comparison):
-        a, b = _quiet(result.arms[0].name), _quiet(", ".join(arm.name for arm in result.arms[1:]))
+        a, b = quiet(result.arms[0].name), quiet(", ".join(arm.name for arm in result.arms[1:]))
         lines = [f"### {a} against {b}", ""]
-        lines += [f"**{_quiet(sentence(each, result))}**" + "  " for each in result.decisions]
+        lines += [f"**{quiet(sentence(each, result))}**" + "  " for each in result.decisions]
         lines += [*([seen] if (seen := sensitivity(result)) else []), "", f"A is {a}.", ""]
-        lines += _table(COMPARE_HEADINGS, compare_rows(result))
-        lines += ["", f"Workload {_quiet(describe(result.workload))}.", ""]
+        lines += markdown_table(COMPARE_HEADINGS, compare_rows(result))
+        lines += ["", f"Workload {quiet(describe(result.workload))}.", ""]
         arms, rounds = result.arms, result.rounds
     else:
-        lines = [f"### {_quiet(result.arm.name)}", "", *_table(BENCH_HEADINGS, bench_rows(result)), ""]
-        lines += [f"- {_quiet(describe(part.workload))}" for part in result.results] + [""]
+        lines = [f"### {quiet(result.arm.name)}", "", *markdown_table(BENCH_HEADINGS, bench_rows(result)), ""]
+        lines += [f"- {quiet(describe(part.workload))}" for part in result.results] + [""]
         arms, rounds = (result.arm,), tuple(each for part in result.results for each in part.rounds)
     facts = [arm_line(arm, rounds) for arm in arms]
     facts += [machine_line(result), self_test_line(result.self_test), *result.notes, *void_lines(rounds)]
-    return "\n".join([*lines, *(f"- {_quiet(fact)}" for fact in facts), ""])
+    return "\n".join([*lines, *(f"- {quiet(fact)}" for fact in facts), ""])
 
 
-def _quiet(words: str) -> str:
+def quiet(words: str) -> str:
     """Return what others may have written (a model's name, a line of a log) without Markdown's meaning."""
     flat = "".join(character if character.isprintable() else " " for character in words)
     return re.sub(r"([\\`*<\[|])", r"\\\1", flat)
@@ -193,9 +193,11 @@ def machine_line(result: Measurement | Comparison) -> str:
     return f"machine: {', '.join(part for part in parts if part)}"
 
 
-def _table(headings: Sequence[str], rows: Rows) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Rows) -> list[str]:
+    """Return the lines of a table in Markdown."""
+
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(_quiet, cells)) + " |"
+        return "| " + " | ".join(map(quiet, cells)) + " |"
 
     return [line(headings), line(["---"] * len(headings)), *map(line, rows)]
 

@@ -206,11 +206,17 @@ def _since(given: str | None) -> float | None:
 
 
 def record(result: Measurement | Comparison) -> int | None:
-    """Keep a result that has been shown already; what keeps it from being kept is told, and no more."""
+    """Keep a result that has been shown already; what keeps it from being kept is told, and no more.
+
+    One that was interrupted before anything was measured is not kept.
+    """
+    from orchestrator.bench.frames import rounds_of
     from orchestrator.bench.history import History
     from orchestrator.cli import console
     from orchestrator.errors import OrchestratorError
 
+    if all(each.void for _, each in rounds_of(result)):
+        return None
     try:
         number, _ = History().record(result)
     except OrchestratorError as error:

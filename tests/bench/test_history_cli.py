@@ -20,6 +20,7 @@ from orchestrator.bench.history import FILE, History, Listing
 from orchestrator.bench.values import Comparison
 from orchestrator.cli import main
 from orchestrator.cli.against import complete
+from orchestrator.cli.history import record
 from tests.bench import reports
 from tests.bench.conftest import Write
 from tests.bench.test_against import run
@@ -118,6 +119,13 @@ def test_a_run_is_kept_though_its_reader_left_ugly(fake: Write, own_home: Path) 
     process.stderr.close()
     assert process.wait(timeout=120) == 141, said
     assert len(History().entries()) == 1
+
+
+def test_an_interrupted_run_is_kept_if_it_measured_anything_ugly(own_home: Path) -> None:
+    assert record(reports.measurement(interrupted=True, results=())) is None
+    assert record(reports.measurement(interrupted=True, all_void=True)) is None
+    assert not (own_home / FILE).exists()
+    assert record(reports.measurement(interrupted=True)) == 1
 
 
 def test_bench_against_a_baseline_good(history: Run, fake: Write, own_home: Path, tmp_path: Path) -> None:
