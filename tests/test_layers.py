@@ -151,6 +151,23 @@ def test_importing_is_light_good(module: str) -> None:
     assert not set(HEAVY) & set(json.loads(loaded.stdout))
 
 
+def test_the_gateway_brings_only_what_it_uses_good() -> None:
+    script = "import sys, json, orchestrator.gateway; print(json.dumps(sorted(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    unused = (
+        "aiohttp.client",
+        "aiohttp.web",
+        "structlog",
+        "rich",
+        "pydantic",
+        "httpx",
+        "psutil",
+        "yaml",
+        "gguf",
+    )
+    assert not set(unused) & set(json.loads(loaded.stdout))
+
+
 def test_the_rules_forbid_what_they_should_bad() -> None:
     assert not allowed("wire", "model")
     assert not allowed("errors", "ground")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+import logging
 import sys
 
 
@@ -32,8 +34,26 @@ def choose(level: Level | None, form: Format | None) -> None:
 
 def configure(default: Level = Level.WARNING) -> None:
     """Send the log to stderr; `default` holds when the command line did not name a level."""
-    import logging
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    # of other packages only what is wrong
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("orchestrator").setLevel(str(_chosen["level"] or default).upper())
 
+
+class _Lines(logging.Formatter):
+    """structlog's formatter, made for the first line: where there is none, it need not be imported."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as one line."""
+        return self._theirs.format(record)
+
+    @functools.cached_property
+    def _theirs(self) -> logging.Formatter:
+        return _formatter()
+
+
+def _formatter() -> logging.Formatter:
     import structlog
 
     renderer: structlog.typing.Processor = structlog.processors.LogfmtRenderer(
@@ -41,21 +61,15 @@ def configure(default: Level = Level.WARNING) -> None:
     )
     if _chosen["format"] is Format.JSON:
         renderer = structlog.processors.JSONRenderer(default=str)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.stdlib.ExtraAdder(),
-            ],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
-        )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.stdlib.ExtraAdder(),
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
     )
-    # of other packages only what is wrong
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("orchestrator").setLevel(str(_chosen["level"] or default).upper())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ class Service:
 
     async def run(self) -> int:
         """Serve until the end; returns the exit code."""
+        gc.freeze()  # what the imports made stays: no collection has to walk through it while answers stream
         self._loop = asyncio.get_running_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(threads(len(self._backends))))
         self._wish = asyncio.Event()  # somebody wants the end

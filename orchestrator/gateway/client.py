@@ -9,9 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from aiohttp.http import HttpVersion11
-from aiohttp.streams import StreamReader
-
+from orchestrator.gateway.llhttp import HttpVersion11, StreamReader
 from orchestrator.gateway.wire import (
     BODILESS,
     CONTINUE,

@@ -8,9 +8,8 @@ import ssl
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from aiohttp.streams import StreamReader
-
 from orchestrator.backend import Endpoint
+from orchestrator.gateway.llhttp import StreamReader
 from orchestrator.gateway.wire import ResponseMessage, response_parser
 
 MAX_IDLE = 256

@@ -12,12 +12,15 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from aiohttp.http import HttpRequestParser, HttpResponseParser, RawRequestMessage, RawResponseMessage
 
 from orchestrator.backend import Endpoint
+from orchestrator.gateway.llhttp import (
+    HttpRequestParser,
+    HttpResponseParser,
+    RawRequestMessage,
+    RawResponseMessage,
+)
 
-RequestParser = HttpRequestParser
-ResponseParser = HttpResponseParser
 RequestMessage = RawRequestMessage
 ResponseMessage = RawResponseMessage
 Headers = Iterable[tuple[bytes, bytes]]
@@ -71,7 +74,7 @@ class _Unthrottled:
 _UNTHROTTLED: Any = _Unthrottled()
 
 
-def request_parser(loop: AbstractEventLoop) -> RequestParser:
+def request_parser(loop: AbstractEventLoop) -> HttpRequestParser:
     """Return a strict parser of what a client sends."""
     return HttpRequestParser(
         _UNTHROTTLED,
@@ -84,7 +87,7 @@ def request_parser(loop: AbstractEventLoop) -> RequestParser:
     )
 
 
-def response_parser(loop: AbstractEventLoop) -> ResponseParser:
+def response_parser(loop: AbstractEventLoop) -> HttpResponseParser:
     """Return a parser of what an engine answers; a body without a length lasts until the end."""
     return HttpResponseParser(
         _UNTHROTTLED,
