@@ -223,6 +223,28 @@ def test_what_forks_while_it_is_looked_at_is_not_called_gone_ugly(guarded: Guard
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left who holds it
 
 
+def test_a_burst_of_lines_just_before_the_end_is_logged_whole_ugly(guarded: Guarded) -> None:
+    burst = "import os\nos.write(1, b''.join(b'line %d\\n' % n for n in range(10_000)))\nos._exit(3)"
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", burst]))
+    assert guarded.hear("gone") == []
+    assert guarded.log.read_text() == "".join(f"line {n}\n" for n in range(10_000))
+
+
+def test_an_engine_that_closes_its_output_is_guarded_all_the_same_ugly(guarded: Guarded) -> None:
+    closing = "import os, time\nprint('up', flush=True)\nos.closerange(1, 3)\ntime.sleep(300)"
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", closing]))
+    leader = psutil.Process(guarded.hear("spawned"))
+    guarded.logged("up")
+    while leader.num_fds() > 1:
+        assert leader.is_running()
+    seen = psutil.Process(guarded.process.pid)
+    while seen.status() != psutil.STATUS_SLEEPING:  # it waits, and does not spin on what it can't read
+        assert seen.is_running()
+    guarded.send(stop(30))
+    assert guarded.hear("exited") == {"code": None, "signal": signal.SIGTERM}
+    assert guarded.hear("gone") == []
+
+
 def test_the_engine_dies_with_its_guardian_ugly(guarded: Guarded) -> None:
     guarded.send(guarded.order("stubborn"))
     leader = guarded.hear("spawned")
