@@ -19,7 +19,7 @@ from math import ceil
 from pathlib import Path
 
 from backends import container_options
-from backends.failures import Failure, known
+from backends.failures import Failure, diagnose, known
 from orchestrator import container_client, home
 from orchestrator.backend import Command, Plan
 from orchestrator.container_client import CLIENTS, HOME, LAUNCH, Client
@@ -33,12 +33,25 @@ REMOVE = (sys.executable, "-I", "-S", container_client.__file__)
 UNPUBLISHED = ("host", "none", "container:", "ns:")  # networks in which nothing can be published
 
 PORT_TAKEN = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
+NAME_TAKEN = known(
+    "container-name",
+    r"name \S+ is already (in use|used)",
+    "another container has that name: remove it, or leave `--name` out, then each launch has its own",
+)
 CONTAINER_FAILURES: tuple[Failure, ...] = (
     known(
-        "container-name",
-        r"name \S+ is already (in use|used)",
-        "another container has that name: remove it, or leave `--name` out, then each launch has its own",
+        "container-permission",
+        r"permission denied while trying to connect to the Docker daemon",
+        "you may not use the daemon: join its group (`sudo usermod -aG docker $USER`) and log in again, "
+        "or take podman, which needs none",
     ),
+    known(
+        "container-daemon",
+        r"cannot connect to the Docker daemon|(cannot|unable to) connect to Podman",
+        "its daemon does not run, or not where the client looks: `docker ps` (or podman's) has to work; "
+        "on most systems `sudo systemctl start docker` starts it",
+    ),
+    NAME_TAKEN,
     known(
         "container-image",
         r"pull access denied|manifest (for \S+ not found|unknown)|failed to resolve reference"
@@ -148,15 +161,13 @@ class Container:
         alive = [str(each["launch"]) for each in told if isinstance(each, dict) and "launch" in each]
         said = self.client.end_others(self.home, alive)
         if not said.well:
-            program = Path(self.client.argv[0]).name
+            program, known_one = Path(self.client.argv[0]).name, diagnose(CONTAINER_FAILURES, said.text)
             raise StartError(
                 f"{program}: {said.text.splitlines()[-1] if said.text else 'failed'}",
-                advice=f"its daemon has to run, and to be yours to use: try `{program} ps`",
+                advice=known_one.advice if known_one else f"see to it that `{program} ps` works",
             )
         if self.named and self.client.tell("inspect", "--type", "container", self.name).well:
-            raise StartError(
-                f"a container named {self.name} is there already", advice=CONTAINER_FAILURES[0].advice
-            )
+            raise StartError(f"a container named {self.name} is there already", advice=NAME_TAKEN.advice)
 
     def owns(self, port: int) -> bool:
         """Say whether the container runs, and has the port published if it has one of its own."""

@@ -72,6 +72,11 @@ def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, 
     if command:
         # a container's client or an interpreter is looked up like a shell would
         path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
+        if "/" not in path:
+            raise BinaryMissing(
+                f"{path}: not found on PATH (named by the profile)",
+                advice=f"install {path}, or write its path",
+            )
         return Binary(
             (_executable(Path(path), "the profile's `command`"), *command[1:]), "the profile's `command`"
         )

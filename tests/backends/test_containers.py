@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from backends.llama_server import LlamaServer
 from backends.vllm import Vllm, VllmCuda, VllmRocm
 from orchestrator import container_client, hf_model, home, leftovers, profile
 from orchestrator.backend import Binary, Command, Plan, State
-from orchestrator.errors import ExitedEarly, ProfileError, StartError, StopFailed
+from orchestrator.errors import BinaryMissing, ExitedEarly, ProfileError, StartError, StopFailed
 from orchestrator.hardware import choose, detect
 from orchestrator.profile import ModelSpec, Profile
 from orchestrator.profile_schema import Container
@@ -112,6 +113,58 @@ def test_short_form_gives_one_card_the_model_and_loopback_good(tmp_path: Path) -
     assert command.env["HF_TOKEN"] == "hf_secret"
     assert command.stop == ("/usr/bin/docker", "stop", "-t", "10", "orchestrator-m-0123456789ab")
     assert command.clean[-3:] == ("0123456789abcdef", "15.0", "/usr/bin/docker")
+
+
+GROUP_NUMBERS = [
+    word for name in ("video", "render") for word in ("--group-add", container_options.group(name))
+]
+DEVICES: dict[tuple[str, str, str], list[str]] = {
+    ("rx7800xt-then-9950x", "rocm", "docker"): [
+        *("--device", "/dev/kfd", "--device", "/dev/dri/renderD128", *GROUP_NUMBERS)
+    ],
+    ("rx7800xt-then-9950x", "rocm", "podman"): [
+        *("--device", "/dev/kfd", "--device", "/dev/dri/renderD128", "--group-add", "keep-groups")
+    ],
+    ("rx7800xt-then-9950x", "vulkan", "docker"): ["--device", "/dev/dri/renderD128", *GROUP_NUMBERS],
+    ("rx7800xt-then-9950x", "vulkan", "podman"): [
+        *("--device", "/dev/dri/renderD128", "--group-add", "keep-groups")
+    ],
+    ("two-rx7900xtx", "rocm", "docker"): [
+        *("--device", "/dev/kfd", "--device", "/dev/dri/renderD129", "--device", "/dev/dri/renderD128"),
+        *GROUP_NUMBERS,
+    ],
+    ("two-quadro-rtx4000", "cuda", "docker"): ["--gpus", '"device={0},{1}"'],
+    ("two-quadro-rtx4000", "cuda", "podman"): [
+        "--device",
+        "nvidia.com/gpu={0}",
+        "--device",
+        "nvidia.com/gpu={1}",
+    ],
+    ("two-quadro-rtx4000", "cuda", "nerdctl"): ["--gpus", '"device={0},{1}"'],
+    ("nothing", "cpu", "docker"): [],
+    ("nothing", "cpu", "podman"): [],
+}
+
+
+@pytest.mark.parametrize(("machine", "kind", "runtime"), DEVICES, ids=str)
+def test_every_device_is_given_as_its_client_wants_it_good(
+    tmp_path: Path, machine: str, kind: str, runtime: str
+) -> None:
+    found = detect(captured.unfold(machine, tmp_path / "machine"), captured.Programs(captured.load(machine)))
+    device = choose(found, kind, supported=frozenset({kind}), environ={})  # type: ignore[arg-type]
+    model = hf_models.tiny(tmp_path / "model")
+    plan = SimpleNamespace(
+        device=device, model_path=model, mmproj_path=None, lora_paths=(), chat_template_path=None
+    )
+    options = list(container_options.options(plan, Container(image="i", runtime=runtime)))  # type: ignore[arg-type]
+    ids = [gpu.id for gpu in device.gpus]
+    assert options == [
+        *("--rm", "--init"),
+        *([] if runtime == "nerdctl" else ["--log-driver", "none"]),
+        *("--ipc", "host"),
+        *(word.format(*ids) for word in DEVICES[machine, kind, runtime]),
+        *("--mount", f"type=bind,source={model},target={model},readonly"),
+    ]
 
 
 def test_podman_shares_memory_of_its_own_and_keeps_the_users_groups_good(tmp_path: Path) -> None:
@@ -446,8 +499,42 @@ def test_without_its_daemon_nothing_is_started_bad(docker: Docker, boxed: Callab
     backend = boxed()
     with pytest.raises(StartError, match="docker: Cannot connect to the Docker daemon") as fault:
         backend.start(timeout=60)
-    assert "try `docker ps`" in (fault.value.advice or "")
+    assert "`docker ps` (or podman's) has to work" in (fault.value.advice or "")
     assert docker.commands("run") == []
+
+
+def test_a_daemon_that_one_may_not_use_is_told_bad(docker: Docker, boxed: Callable[..., LlamaServer]) -> None:
+    docker.socket.chmod(0o400)
+    backend = boxed()
+    with pytest.raises(StartError, match="permission denied while trying to connect") as fault:
+        backend.start(timeout=60)
+    assert "usermod -aG docker" in (fault.value.advice or "")
+    assert docker.commands("run") == []
+    assert backend.state is State.FAILED
+    docker.socket.chmod(0o600)
+    assert backend.start(timeout=60)
+
+
+def test_a_client_that_is_not_installed_is_told_bad(fake_profile: Callable[..., Profile]) -> None:
+    wish = fake_profile(command=None, container=Container(image="i", runtime="nerdctl"))
+    with pytest.raises(BinaryMissing, match="nerdctl: not found on PATH") as fault:
+        LlamaServer(wish, environ={"PATH": "/nowhere"}).plan()
+    assert "install nerdctl" in (fault.value.advice or "")
+
+
+def test_a_daemon_that_is_started_anew_has_its_engine_back_ugly(
+    docker: Docker, boxed: Callable[..., LlamaServer]
+) -> None:
+    """As an update of docker does it: its containers are gone, and it comes back within seconds."""
+    backend = boxed()
+    events = Recorder(backend)
+    backend.start(timeout=60)
+    docker.daemon.terminate()
+    docker.daemon.wait()
+    docker.socket.unlink()
+    docker.daemon = subprocess.Popen([sys.executable, "-S", str(DOCKER), "daemon", str(docker.socket)])
+    events.wait_state(State.READY, 2)
+    assert len(docker.containers()) == 1
 
 
 def test_image_that_is_not_there_fails_at_once_bad(docker: Docker, boxed: Callable[..., LlamaServer]) -> None:

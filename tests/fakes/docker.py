@@ -358,10 +358,19 @@ def main(words: list[str]) -> int:
     connection = socket.socket(socket.AF_UNIX)
     try:
         order = order_of(words)
-        connection.connect(os.environ["DOCKER_HOST"].removeprefix("unix://"))
+        where = os.environ["DOCKER_HOST"].removeprefix("unix://")
+        if not Path(where).stat().st_mode & 0o222:  # the tests may run as root, whom no mode keeps out
+            raise PermissionError
+        connection.connect(where)
     except Fault as fault:
         sys.stderr.write(f"{fault}\n")
         return fault.code
+    except PermissionError:
+        sys.stderr.write(
+            "permission denied while trying to connect to the Docker daemon socket at "
+            f"{os.environ['DOCKER_HOST']}: dial unix {where}: connect: permission denied\n"
+        )
+        return 125 if words[0] == "run" else 1
     except OSError:
         sys.stderr.write(
             f"Cannot connect to the Docker daemon at {os.environ['DOCKER_HOST']}. Is it running?\n"
