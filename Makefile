@@ -51,5 +51,5 @@ lock: install ## Choose newer packages and write requirements.lock
 	done
 
 clean: ## Remove .venv and every cache in this folder
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .install.log .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

