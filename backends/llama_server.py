@@ -30,7 +30,7 @@ from orchestrator.profile import Profile
 LOCK = Path(__file__).parent / "locks" / "llama-server.lock"
 # Llama 3.1's template has a date of its own, for want of a better one
 OWN_DATE = re.compile(r"""\bset date_string = ["']([^"']+)["']""")
-# GCC 12 takes the stores to the configuration of AMX's tiles for dead: an illegal instruction at the first token
+# GCC 12 drops the stores to the configuration of AMX's tiles: an illegal instruction at the first token
 _WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if os.uname().machine == "x86_64" else ""
 NO_AMX = {"CFLAGS": _WITHOUT_AMX, "CXXFLAGS": _WITHOUT_AMX}
 Positive = Annotated[int, Field(ge=1)]
