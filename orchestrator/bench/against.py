@@ -264,6 +264,12 @@ def _differences(a: Report, b: Report, matched: list[tuple[_Part, _Part]]) -> It
     yield from _told(None, "Python", one.python, two.python)
     yield from _told(None, "orchestrator", a.result.version, b.result.version)
     yield from _told(None, "seed", a.result.seed, b.result.seed)
+    for package in sorted({*one.packages, *two.packages} - {"inference-orchestrator"}):
+        # such an engine does not know its own version, but its package does
+        folder = package.replace("-", "_")
+        is_engine = any(folder in arm.argv[0] for pair in matched for part in pair if (arm := part.arm).argv)
+        versions = one.packages.get(package), two.packages.get(package)
+        yield from _told("engine" if is_engine else None, package, *versions)
     arms = {left.arm.name: (left.arm, right.arm) for left, right in matched}
     for name, (left, right) in arms.items():
         yield from _engines(f"{name}: " if len(arms) > 1 else "", left, right)

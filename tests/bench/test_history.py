@@ -442,6 +442,15 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever_ugly(
     assert kept.record(bench(1)) == (2, True)
 
 
+def test_a_writer_has_the_lock_before_it_looks_ugly(kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two could look, find nothing, and both write."""
+    kept.record(bench())
+    monkeypatch.setattr(history_file, "PATIENCE_S", 0.05)
+    first, second = (history_file.HistoryFile(kept.path).transaction(write=True) for _ in range(2))
+    with first, pytest.raises(HistoryError, match="locked"), second:
+        pytest.fail("two writers at once")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
