@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.html import page
-from orchestrator.bench.html.markup import shown
+from orchestrator.bench.html.markup import shown, tag
 from orchestrator.bench.html.words import verdict
 from orchestrator.bench.text import figure, markdown
 from orchestrator.bench.values import Comparison, Measurement
@@ -204,6 +204,11 @@ def test_text_of_others_stays_text_ugly() -> None:
     everything = " ".join(data for _, data in found.words)
     assert everything.count(shown(reports.HOSTILE)) > 40  # it is all there, to be read
     assert found.within("style").count("{") == Parsed(page(SITUATIONS["bench"])).within("style").count("{")
+
+
+def test_an_attribute_is_escaped_too_ugly() -> None:
+    made = Parsed(tag("p", "x", title=reports.HOSTILE))
+    assert made.elements == [("p", {"title": shown(reports.HOSTILE)})]
 
 
 def test_markdown_takes_text_of_others_as_text_ugly() -> None:

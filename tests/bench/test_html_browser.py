@@ -91,7 +91,10 @@ def test_light_and_dark_are_what_they_say_good(chromium: Browser, pages: dict[st
 
 def test_print_is_on_white_with_every_number_good(chromium: Browser, pages: dict[str, Path]) -> None:
     shown = chromium.open(pages["a faster"], 800, "dark", media="print")
-    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for element in ("body", "figure", ".hero"):
+        white = shown.evaluate(f"getComputedStyle(document.querySelector('{element}')).backgroundColor")
+        assert white == "rgb(255, 255, 255)", element
+    assert [text for text in look(shown, "texts") if text[1] < text[2]] == []
     closed, seen = shown.evaluate(
         "[[...document.querySelectorAll('details')].filter(e => !e.open).length,"
         " [...document.querySelectorAll('details table, details pre')]"
