@@ -9,7 +9,7 @@ from orchestrator.bench.html import svg
 from orchestrator.bench.html.markup import Child, Markup, table, tag
 from orchestrator.bench.html.plots import FOOT, ROW, figure
 from orchestrator.bench.html.svg import Axis
-from orchestrator.bench.html.view import brief, letter, percent, shows, words
+from orchestrator.bench.html.view import brief, letter_of, percent, shows, words
 from orchestrator.bench.text import SHOWN
 from orchestrator.bench.values import Comparison, Decision
 
@@ -68,12 +68,8 @@ def _ratio_axis(rows: Sequence[Decision], margin: float) -> Axis:
 
 
 def _against(report: Comparison, each: Decision) -> str:
-    pair = "" if len(report.arms) == 2 else f"A / {_letter(report, each.arm_b)} · "
+    pair = "" if len(report.arms) == 2 else f"A / {letter_of(report, each.arm_b)} · "
     return f"{pair}{brief(each.metric)}"
-
-
-def _letter(report: Comparison, name: str) -> str:
-    return next((letter(index) for index, arm in enumerate(report.arms) if arm.name == name), "?")
 
 
 def _interval(each: Decision) -> str:
@@ -108,7 +104,7 @@ def _ratio_row(report: Comparison, each: Decision, axis: Axis, top: float) -> li
 def _ratio_table(report: Comparison, every: Sequence[Decision]) -> Markup:
     rows: list[list[Child]] = [
         [
-            f"A / {_letter(report, each.arm_b)}",
+            f"A / {letter_of(report, each.arm_b)}",
             words(each.metric),
             shows(each.metric, each.a),
             shows(each.metric, each.b),

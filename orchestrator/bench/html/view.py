@@ -118,6 +118,11 @@ def letter(index: int) -> str:
     return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
 
 
+def letter_of(report: Comparison, name: str) -> str:
+    """Return what the arm of this name is called."""
+    return next((letter(index) for index, arm in enumerate(report.arms) if arm.name == name), "?")
+
+
 def groups(report: Measurement | Comparison) -> list[Group]:
     """Return the groups of a report."""
     if isinstance(report, Measurement):

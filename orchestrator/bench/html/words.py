@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.bench.html.view import letter, percent, shows, words
+from orchestrator.bench.html.view import letter_of, percent, shows, words
 from orchestrator.bench.text import describe, figure
 from orchestrator.bench.values import Comparison, Decision, Measurement
 from orchestrator.errors import Incomparable
@@ -89,7 +89,7 @@ def _compared(report: Comparison) -> Verdict:
         )
     stamps = {
         "a_faster": "A is faster",
-        "b_faster": f"{_other(first, report)} is faster",
+        "b_faster": f"{letter_of(report, first.arm_b)} is faster",
         "equivalent": "equivalent",
         "inconclusive": "inconclusive",
     }
@@ -153,7 +153,7 @@ def _control(first: Decision) -> str:
 def _tiles(first: Decision, report: Comparison) -> tuple[tuple[str, str, str], ...]:
     if not first.pairs:
         return ()
-    other = _other(first, report)
+    other = letter_of(report, first.arm_b)
     sure = "no interval"
     if first.low is not None and first.high is not None:
         sure = f"{percent(first.confidence)} interval {first.low:.3f} to {first.high:.3f}"
@@ -163,10 +163,6 @@ def _tiles(first: Decision, report: Comparison) -> tuple[tuple[str, str, str], .
         (f"{other} · {first.arm_b}", shows(first.metric, first.b), f"{what}, median of rounds"),
         (f"A / {other}, above 1 A is faster", f"{first.ratio:.3f}", sure),
     )
-
-
-def _other(each: Decision, report: Comparison) -> str:
-    return letter([arm.name for arm in report.arms].index(each.arm_b))
 
 
 def _count(count: int, what: str) -> str:
