@@ -122,8 +122,8 @@ class Paths:
         if found is None:
             return self.missing(node, key, "file")
         if not found.is_file():
-            kind = "a folder" if found.is_dir() else "no regular file"
-            return self.fault(node, key, f"{shown(node.text, 200)} is {kind}, not a file")
+            kind = "a folder, not a file" if found.is_dir() else "a pipe or device, not a file"
+            return self.fault(node, key, f"{shown(node.text, 200)} is {kind}")
         return self.readable(node, key, found)
 
     def adapter(self, node: Node, key: str) -> Node:

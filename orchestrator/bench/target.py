@@ -24,7 +24,6 @@ from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Arm, Memory
 from orchestrator.errors import BackendError
 from orchestrator.gguf_header import Header
-from orchestrator.hardware import fit
 
 HIDDEN = "(hidden)"
 SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
@@ -225,21 +224,12 @@ def fit_together(plans: Sequence[Plan]) -> bool:
     host = device = 0
     cards: dict[str, int] = {}
     for plan in plans:
-        if not isinstance(plan.header, Header):
-            if plan.device.gpus:
-                return False  # such engines take what is free
+        if plan.device.gpus and not isinstance(plan.header, Header):
+            return False  # such engines take what is free
+        if plan.memory is None:
             host += 2 * _size(plan.model_path) + BESIDES
             continue
-        estimated = fit.estimate(
-            plan.header,
-            fit.Wish(
-                context=plan.context,
-                slots=plan.slots,
-                kv_type=plan.profile.kv_cache_type,
-                kind=plan.device.kind,
-                cards=max(1, len(plan.device.gpus)),
-            ),
-        )
+        estimated = plan.memory.estimate
         host += estimated.host.total
         device += estimated.device.total
         cards |= {gpu.id: gpu.free for gpu in plan.device.gpus}

@@ -103,8 +103,13 @@ def document(value: Any) -> None:
 
 
 def printable(text: str) -> str:
-    """Return a line that an engine wrote without what would steer the terminal."""
+    """Return a line that an engine or a file holds without what would steer the terminal."""
     return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
+def plain(text: str) -> str:
+    """Return lines of words without what would steer the terminal; they may have names of files in them."""
+    return "".join(character if character.isprintable() or character == "\n" else " " for character in text)
 
 
 def size(count: float | None) -> str:
@@ -133,7 +138,11 @@ def duration(seconds: float | None) -> str:
 
 
 def table(rows: list[list[str]], headings: list[str]) -> str:
-    """Return rows in columns, numbers and names alike to the left, without trailing blanks."""
+    """Return rows in columns, numbers and names alike to the left, without trailing blanks.
+
+    Nothing in a cell steers the terminal or breaks its line: names come out of files of any origin.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     return "\n".join(
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

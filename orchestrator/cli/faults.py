@@ -49,12 +49,12 @@ def problem(fault: Any) -> dict[str, Any]:
 
 def render(error: Mapping[str, Any]) -> str:
     """Return the text of a described error: the message, the engine's last lines, the advice."""
-    from orchestrator.cli.console import printable
+    from orchestrator.cli.console import plain, printable
 
-    lines = [str(error["message"])]
+    lines = [plain(str(error["message"]))]
     lines += [f"    {printable(line)}" for line in error.get("log_tail", ())]
     if error.get("advice"):
-        lines.append(f"advice: {error['advice']}")
+        lines.append(plain(f"advice: {error['advice']}"))
     return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ def rows(memory: documents.Memory | None, model: documents.Model) -> list[tuple[
     from orchestrator.cli.console import size, table
 
     if memory is None:
-        known = model.architecture is not None
+        known = model.chat_template is not None  # that alone is told of every model that could be read
         why = "since its files say too little" if known else "before the model is on this machine"
         return [("memory", f"can't be told {why}")]
     places = [("GPU", memory.device, memory.free_device), ("host", memory.host, memory.free_host)]

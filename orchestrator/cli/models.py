@@ -95,7 +95,7 @@ def _table(entries: list[Entry]) -> str:
     parts = any(each.kind != "model" for each in entries)
     rows = [
         [
-            _cut(console.printable(each.name or "-"), 40),
+            _cut(each.name or "-", 40),
             *([each.kind] if parts else []),
             each.architecture or "-",
             _count(each.parameters),
@@ -105,7 +105,7 @@ def _table(entries: list[Entry]) -> str:
             "-" if each.context is None else str(each.context),
             "yes" if each.chat_template else "no",
             (", ".join(each.engines) or "-") + (" +mmproj" if each.mmproj else ""),
-            console.printable(f"~/{each.path[len(home) :]}" if each.path.startswith(home) else each.path),
+            f"~/{each.path[len(home) :]}" if each.path.startswith(home) else each.path,
         ]
         for each in entries
     ]

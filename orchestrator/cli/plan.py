@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -119,7 +120,7 @@ def _memory(budget: Budget | None) -> documents.Memory | None:
 
 def _text(found: documents.Plan) -> str:
     from orchestrator.cli import memory
-    from orchestrator.cli.console import size
+    from orchestrator.cli.console import printable, size
 
     model = found.model
     facts = [
@@ -135,7 +136,7 @@ def _text(found: documents.Plan) -> str:
     rows = [
         ("profile", f"{found.profile['name']} ({found.profile.get('source', 'made in code')})"),
         ("backend", found.backend),
-        ("binary", f"{shlex.join(found.binary.argv)} (from {found.binary.source})"),
+        ("binary", f"{' '.join(map(_quoted, found.binary.argv))} (from {found.binary.source})"),
         ("model", model.path),
         ("", ", ".join(fact for fact in facts if fact)),
         ("context", f"{found.context} tokens a slot: {found.context_source}"),
@@ -147,10 +148,24 @@ def _text(found: documents.Plan) -> str:
         *(("set", f"{name}={_quoted(value)}") for name, value in found.environment.set.items()),
         *(("removed", name) for name in found.environment.removed),
     ]
-    lines = [f"{label:9}{text}".rstrip() for label, text in rows]
-    lines += [f"command  (each launch takes a fresh port in the place of {PORT})", shlex.join(found.argv)]
+    lines = [f"{label:9}{printable(text)}".rstrip() for label, text in rows]
+    lines += [
+        f"command  (each launch takes a fresh port in the place of {PORT})",
+        " ".join(map(_quoted, found.argv)),
+    ]
     return "\n".join(lines)
 
 
 def _quoted(value: str) -> str:
-    return value if value in (FRESH_KEY, HIDDEN) else shlex.quote(value)
+    """Return a word as a shell takes it; what would steer the terminal as bash spells it, in ``$'...'``."""
+    if value in (FRESH_KEY, HIDDEN):
+        return value
+    if value.isprintable():
+        return shlex.quote(value)
+    spelled = (each if each.isprintable() and each not in "'\\" else _escape(each) for each in value)
+    return f"$'{''.join(spelled)}'"
+
+
+def _escape(character: str) -> str:
+    raw = os.fsencode(character)  # a name need not be text
+    return "".join(f"\\x{byte:02x}" for byte in raw)

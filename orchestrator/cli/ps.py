@@ -59,10 +59,9 @@ def ps(as_json: options.Json = False) -> None:
 
 def _gpus(row: documents.Running) -> str:
     """Return what an engine holds of each card, and what all hold of how much."""
-    from orchestrator.cli.console import printable, size
+    from orchestrator.cli.console import size
 
     return ", ".join(
-        f"{size(card.memory_engine)} ({size(card.memory_used)} of {size(card.memory_total)}, "
-        f"{printable(card.name)})"
+        f"{size(card.memory_engine)} ({size(card.memory_used)} of {size(card.memory_total)}, {card.name})"
         for card in row.gpus
     )

@@ -9,15 +9,19 @@ GIB = 1 << 30
 NOTHING = MemoryPart(weights=0, kv_cache=0, compute=0, overhead=0, total=0)
 
 
-def model(architecture: str | None) -> Model:
+def model(architecture: str | None, read: bool = True) -> Model:
     return Model(
         path="/m", id="m", architecture=architecture, name=None, parameters=None, quantisation=None,
-        file_size=None, layers=None, vocabulary=None, native_context=None, chat_template=None,
+        file_size=None, layers=None, vocabulary=None, native_context=None,
+        chat_template=False if read else None,
     )  # fmt: skip
 
 
 def test_a_model_that_is_not_here_yet_has_no_table_good() -> None:
-    assert memory.rows(None, model(None)) == [("memory", "can't be told before the model is on this machine")]
+    assert memory.rows(None, model(None, read=False)) == [
+        ("memory", "can't be told before the model is on this machine")
+    ]
+    assert memory.rows(None, model(None)) == memory.rows(None, model("llama"))
     assert memory.rows(None, model("llama")) == [("memory", "can't be told since its files say too little")]
 
 
