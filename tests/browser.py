@@ -28,8 +28,8 @@ PATIENCE = 120.0  # seconds for any one answer; a bound for hangs, never a measu
 
 def find() -> str | None:
     """Return the browser's program: that of ``CHROME``, else the first on the PATH."""
-    named = os.environ.get("CHROME")
-    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+    names = (os.environ.get("CHROME") or "", *NAMES)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def required() -> str:

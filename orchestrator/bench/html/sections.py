@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from orchestrator.bench.html.markup import Child, Markup, facts, more, name_of, table, tag
-from orchestrator.bench.html.view import Group, began, clock, percent, several, shows, size, words
+from orchestrator.bench.html.view import Group, began, clock, letter_of, percent, several, shows, size, words
 from orchestrator.bench.statistics import median
 from orchestrator.bench.text import SHOWN, describe
 from orchestrator.bench.values import METRICS, Arm, Comparison, Machine, Measurement, Round, SelfTest
@@ -31,10 +31,10 @@ def figures(report: Measurement | Comparison) -> Markup | None:
     rows: list[list[Child]]
     if isinstance(report, Comparison):
         shown = [*report.decisions, *(each for each in report.others if each.metric in SHOWN)]
-        heads = ["A against", "Metric", "A", "The other", "Ratio", "Interval", "Answer"]
+        heads = ["Arms", "Metric", "A", "The other", "Ratio", "Interval", "Answer"]
         rows = [
             [
-                name_of(each.arm_b),
+                f"A / {letter_of(report, each.arm_b)}",
                 words(each.metric),
                 shows(each.metric, each.a),
                 shows(each.metric, each.b),
