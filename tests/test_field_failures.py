@@ -62,6 +62,7 @@ ROWS = (
         4, "vllm#39863", "health is fine while nothing moves any more",
         (
             SUPERVISION + "hang_in_a_ready_engine_is_noticed_and_mended_ugly",
+            "tests/backends/test_readiness.py::test_a_ready_engine_that_no_longer_answers_is_restarted_ugly",
             SUPERVISION + "slow_is_not_hung_good",
             SUPERVISION + "idle_engine_is_never_called_hung_good",
         ),
@@ -132,6 +133,7 @@ ROWS = (
         14, "llama.cpp#20963", "two servers share a port and the wrong model answers",
         (
             SUPERVISION + "two_servers_share_a_port_the_wrong_one_answers_bad",
+            "tests/backends/test_readiness.py::test_a_stranger_with_our_models_name_on_our_port_is_not_ours_bad",
             "tests/gateway/test_pool.py::test_stranger_on_a_dead_engines_port_gets_nothing_bad",
         ),
     ),
