@@ -9,11 +9,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from orchestrator.gateway.llhttp import HttpVersion11, StreamReader
+from orchestrator.gateway.llhttp import HttpVersion11, LineTooLong, StreamReader
 from orchestrator.gateway.wire import (
     BODILESS,
     CONTINUE,
     LAST_CHUNK,
+    MAX_LINE,
     Failure,
     Headers,
     RequestMessage,
@@ -28,30 +29,10 @@ if TYPE_CHECKING:
 log = get_logger("orchestrator.gateway")
 
 MAX_PIPELINED = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one client may take; sizes in bytes, times in seconds.
-
-    Attributes:
-        body: the largest body of a request.
-        bodies: all bodies together that are held at once.
-        clients: connections at once.
-        idle: a connection between two requests.
-        read: a request's head, and the pause between two pieces of its body.
-        write: a client that reads nothing of what waits for it.
-        linger: a refused client, to read the refusal before its unread body resets the connection.
-
-    """
-
-    body: int = 32 * 2**20
-    bodies: int = 256 * 2**20
-    clients: int = 1024
-    idle: float = 75.0
-    read: float = 30.0
-    write: float = 60.0
-    linger: float = 2.0
+_NOT_HTTP = Failure(400, "gateway: this is not a request in HTTP/1.1", code="malformed_request")
+_HEAD_TOO_LARGE = Failure(
+    431, f"gateway: the request's line or a header is longer than {MAX_LINE} bytes", code="head_too_large"
+)
 
 
 class Handler(Protocol):
@@ -166,8 +147,11 @@ class Client(asyncio.Protocol):
             return  # read all the same: only a connection that is read tells that the client has left
         try:
             messages, _, _ = self._parser.feed_data(data)
+        except LineTooLong:
+            self._malformed(_HEAD_TOO_LARGE)
+            return
         except Exception:  # aiohttp has several; each means that this is not HTTP
-            self._malformed()
+            self._malformed(_NOT_HTTP)
             return
         if self._pending:
             self._hold(self._pending[-1])
@@ -249,7 +233,8 @@ class Client(asyncio.Protocol):
         if queued.failure is not None:
             self.fail(queued.failure)
             return
-        if not payload.is_eof() and message.headers.get("Expect", "").lower() == "100-continue":
+        expects = message.headers.get("Expect", "").lower() == "100-continue"
+        if expects and self._chunked and not payload.is_eof():  # an older client knows of no such answer
             self._transport.write(CONTINUE)
         self._collect()
 
@@ -260,7 +245,7 @@ class Client(asyncio.Protocol):
         try:
             data = payload.read_nowait()
         except Exception:  # a broken body, in one of aiohttp's ways of saying so
-            self._malformed()
+            self._malformed(_NOT_HTTP)
             return
         if data:
             self._parts.append(data)
@@ -284,13 +269,13 @@ class Client(asyncio.Protocol):
         self._gateway.release_body(self._size)
         self._parts, self._size = [], 0
 
-    def _malformed(self) -> None:
+    def _malformed(self, failure: Failure) -> None:
         if self._message is not None and self._payload is None:
             self._drop_pending()  # the request before it is still being answered
             self._deaf = self._close = True
             return
         self._close = self._unread = True
-        self.fail(Failure(400, "gateway: this is not a request in HTTP/1.1", code="malformed_request"))
+        self.fail(failure)
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of an answer that has to wait; a fault of ours in it is answered with 500."""
@@ -373,6 +358,11 @@ class Client(asyncio.Protocol):
     def busy(self) -> bool:
         """Whether a request is being read or answered."""
         return self._message is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, not even the head of a request."""
+        return not (self.busy or self._partial or self._pending or self._deaf)
 
     def expire(self) -> None:
         """End what has taken too long: reading a request, an idle connection, or an answer unread."""

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from orchestrator.gateway.wire import Failure, RequestMessage
 
+MOST_QUOTED = 8  # times that a path may be percent-encoded, one within the other
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -120,6 +121,14 @@ def _name(host: str) -> str:
 
 
 def _stays_below(path: str) -> bool:
-    """Say whether no segment climbs, however it is spelt."""
-    plain = unquote(unquote(path)).replace("\\", "/")
-    return not any(segment in {".", ".."} for segment in plain.split("/"))
+    """Say whether no segment climbs, however it is spelt, and nothing in it steers a terminal or a log."""
+    plain = path
+    for _ in range(MOST_QUOTED):
+        plain, before = unquote(plain), plain
+        if plain == before:
+            break
+    else:
+        return False
+    if any(character < " " or character == "\x7f" for character in plain):
+        return False
+    return not any(segment in {".", ".."} for segment in plain.replace("\\", "/").split("/"))

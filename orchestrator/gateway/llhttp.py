@@ -18,6 +18,7 @@ __all__ = [
     "HttpRequestParser",
     "HttpResponseParser",
     "HttpVersion11",
+    "LineTooLong",
     "RawRequestMessage",
     "RawResponseMessage",
     "StreamReader",
@@ -69,9 +70,11 @@ if TYPE_CHECKING:
         RawRequestMessage,
         RawResponseMessage,
     )
+    from aiohttp.http_exceptions import LineTooLong
     from aiohttp.streams import StreamReader
 else:
     with alone("aiohttp"):
+        from aiohttp.http_exceptions import LineTooLong
         from aiohttp.http_parser import (
             HttpRequestParser,
             HttpResponseParser,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from orchestrator.errors import PortTaken, StartError
-from orchestrator.gateway.client import Client, Handler, Limits
+from orchestrator.gateway.client import Client, Handler
 from orchestrator.gateway.dispatch import Dispatcher
 from orchestrator.gateway.guard import (
     Guard,
@@ -19,6 +19,8 @@ from orchestrator.gateway.guard import (
     is_wildcard,
     outside_address,
 )
+from orchestrator.gateway.limits import Limits
+from orchestrator.gateway.llhttp import HttpVersion11
 from orchestrator.gateway.route import Route, Upstream
 from orchestrator.gateway.wire import Failure, RequestMessage
 from orchestrator.log import get_logger
@@ -167,7 +169,13 @@ class Gateway:
     # -- for connections ----------------------------------------------------------------------------
 
     def admit(self, client: Client) -> bool:
-        """Count a connection in, or say that there are too many."""
+        """Count a connection in, or say that there are too many; idle ones give way, the oldest first."""
+        if len(self._clients) >= self.limits.clients:
+            idle = [each for each in self._clients if each.idle]
+            if idle:
+                oldest = min(idle, key=lambda each: each.deadline)
+                oldest.abort()
+                self._clients.discard(oldest)
         if self.stopping or len(self._clients) >= self.limits.clients:
             return False
         self._clients.add(client)
@@ -212,6 +220,11 @@ class Gateway:
             return Failure(501, "gateway: web sockets are not supported", code="upgrade_refused")
         if message.headers.get("Content-Encoding", "identity").lower() != "identity":
             return Failure(415, "gateway: a compressed request is not supported", code="content_encoding")
+        coding = message.headers.get("Transfer-Encoding")
+        if coding is not None and (coding.strip().lower() != "chunked" or message.version < HttpVersion11):
+            return Failure(
+                501, "gateway: no transfer coding but chunked is supported", code="transfer_encoding"
+            )
         length = message.headers.get("Content-Length")
         if length is not None and int(length) > self.limits.body:
             return self._too_large
