@@ -309,8 +309,9 @@ class Child:
         """Return the pids of the engine's living processes; remembers them for a clean-up."""
         pids = guardian.descendants(self.process.pid)
         self.ever.update(pids)
-        # kept when they are gone from the tree: a killed guardian has none, and its clean-up needs them
-        self.known |= {pid: started for pid in pids if (started := start_time(pid)) is not None}
+        # kept while they live, in the tree or not: a killed guardian has none, and its clean-up needs them
+        seen = self.known | {pid: started for pid in pids if (started := start_time(pid)) is not None}
+        self.known = {pid: started for pid, started in seen.items() if start_time(pid) == started}
         return pids
 
     def everybody(self) -> list[int]:
