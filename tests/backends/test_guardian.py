@@ -223,6 +223,24 @@ def test_what_forks_while_it_is_looked_at_is_not_called_gone_ugly(guarded: Guard
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left who holds it
 
 
+def test_what_a_dead_engine_leaves_behind_may_end_by_itself_first_good(guarded: Guarded) -> None:
+    """A worker gives shared memory back when it is asked to end, and can't when it is killed."""
+    orderly = (
+        "import os, signal, sys\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (print('tidied', 'up', flush=True), os._exit(0)))\n"
+        "    print('up', flush=True)\n"
+        "    while True: signal.pause()\n"
+        "signal.pause()"
+    )
+    guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", orderly]))
+    leader = guarded.hear("spawned")
+    guarded.logged("up")
+    os.kill(leader, signal.SIGKILL)
+    assert len(guarded.hear("gone")) == 1
+    assert guarded.logged("tidied") == ["up"]
+
+
 def test_a_burst_of_lines_just_before_the_end_is_logged_whole_ugly(guarded: Guarded) -> None:
     burst = "import os\nos.write(1, b''.join(b'line %d\\n' % n for n in range(10_000)))\nos._exit(3)"
     guarded.send(guarded.order(argv=[sys.executable, "-S", "-c", burst]))
