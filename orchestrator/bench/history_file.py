@@ -85,11 +85,7 @@ class HistoryFile:
                 return
             with contextlib.closing(self._connect()) as found:
                 found.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                version = self._version(found)
-                if not version and not write:  # its maker was killed before there was anything in it
-                    yield None
-                    return
-                if version < len(STEPS):
+                if self._version(found) < len(STEPS):  # or empty: its maker was killed early
                     self._migrate(found)
                 yield found
                 found.execute("COMMIT")  # else closing rolls back
