@@ -32,6 +32,34 @@ from orchestrator.bench.values import (
 )
 from orchestrator.errors import Incomparable
 
+LOOK = 0.25  # seconds between two looks at what resident rivals use of the processor
+AT_REST = 0.1  # of a core: less, and they are idle
+PATIENCE = 5.0  # seconds; then the round begins, and what they use counts among the others
+
+
+async def rest(rivals: Sequence[Target]) -> bool:
+    """Wait until resident rivals are idle, and say whether they are.
+
+    An engine may be busy for a while after its last answer: vLLM's workers spin for a second, in case there
+    is more to do. Whoever is measured in that second is slower, and half of the time that is the same one.
+    """
+    used = await asyncio.to_thread(_used, rivals)
+    if used is None:
+        return True  # nobody can tell
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        before, at = used, time.monotonic()
+        await asyncio.sleep(LOOK)
+        used = await asyncio.to_thread(_used, rivals) or before
+        if used - before < AT_REST * (time.monotonic() - at):
+            return True
+    return False
+
+
+def _used(rivals: Sequence[Target]) -> float | None:
+    known = [seconds for each in rivals if (seconds := each.cpu_s()) is not None]
+    return sum(known) if known else None
+
 
 class Comparing:
     """One comparison on its way; what was measured survives an interruption."""
@@ -183,7 +211,9 @@ class Comparing:
         session.tell(f"pair {pair + 1} of {self.declared.pairs}: {target.spec.name}")
         assert self.material is not None
         async with contextlib.AsyncExitStack() as stack:
-            if not together:
+            if together:
+                await rest([each for each in self.targets if each is not target])
+            else:
                 await stack.enter_async_context(started(target))
                 await self._warm(session, target)
             key = f"{pair}/{attempt}/{self._salt(target)}"

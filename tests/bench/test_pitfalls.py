@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import gguf_header
 from orchestrator.backend import Dialect, Endpoint
-from orchestrator.bench import compare, gate, rounds, samples, selftest
+from orchestrator.bench import compare, comparing, gate, rounds, samples, selftest
 from orchestrator.bench.arms import Spec, specs
 from orchestrator.bench.comparing import Comparing
 from orchestrator.bench.declared import Declared
@@ -314,6 +314,29 @@ def test_launches_alternate_when_asked_to_good(fake: Write) -> None:
     assert found.verdict == "a_faster"
     assert found.design.residency == "alternate"
     assert [len(arm.load_s) for arm in found.arms] == [7, 7]
+
+
+class _Rival:
+    """An engine seen by the processor time that it has used, look after look."""
+
+    def __init__(self, *used: float | None) -> None:
+        self.used = list(used)
+
+    def cpu_s(self) -> float | None:
+        return self.used.pop(0) if len(self.used) > 1 else self.used[0]
+
+
+def test_a_rival_that_spins_on_is_waited_for_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's workers do, for a second after each answer, beside whoever is measured then."""
+    monkeypatch.setattr(comparing, "LOOK", 0.01)
+    spins = _Rival(1.0, 1.5, 2.0, 2.5, 2.5)
+    assert asyncio.run(comparing.rest([spins, _Rival(7.0)]))  # type: ignore[list-item]
+    assert spins.used == [2.5]
+    assert asyncio.run(comparing.rest([_Rival(None)]))  # type: ignore[list-item]
+    assert asyncio.run(comparing.rest([]))
+    monkeypatch.setattr(comparing, "PATIENCE", 0.05)
+    never = _Rival(*(float(look) for look in range(100)))
+    assert not asyncio.run(comparing.rest([never]))  # type: ignore[list-item]
 
 
 def test_a_control_finds_no_difference_good(fake: Write) -> None:
