@@ -99,6 +99,23 @@ def test_its_options_reach_its_command_line_good(stranger: Stranger) -> None:
     assert "TOY_*" in plan["environment"]["removed"]
 
 
+def test_it_listens_on_loopback_and_in_a_container_on_that_ones_port_good(stranger: Stranger) -> None:
+    def argv() -> list[str]:
+        done = stranger.run("plan", str(stranger.profile), "--json")
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout)["argv"])
+
+    own = argv()
+    assert own[own.index("--listen") + 1].startswith("127.0.0.1:")
+    client = stranger.root / "bin" / "docker"
+    client.symlink_to("/bin/true")
+    stranger.write("model: tiny.gguf\nbackend: toy\ncontainer: {image: toy/engine}\n")
+    boxed = argv()
+    assert boxed[:2] == [str(client), "run"]
+    assert boxed[boxed.index("--listen") + 1].startswith("0.0.0.0:")
+    assert boxed[boxed.index("--publish") + 1].startswith("127.0.0.1:")
+
+
 def test_its_options_are_checked_bad(stranger: Stranger) -> None:
     stranger.write("model: tiny.gguf\nbackend: toy\ntoy: {thread: 3}\n")
     done = stranger.run("check", str(stranger.profile))
