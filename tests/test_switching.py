@@ -307,6 +307,20 @@ def test_a_failed_engine_can_be_replaced_good(setup: Callable[..., Setup]) -> No
     assert this.stream(3)[1].result(PATIENCE) == 3
 
 
+@WAYS
+def test_an_engine_that_is_about_to_be_restarted_can_be_replaced_good(
+    setup: Callable[..., Setup], beside: bool
+) -> None:
+    this = setup({}, restart={"attempts": 5, "window": 300, "backoff": (30.0, 60.0)})
+    os.kill(this.pids()[0], signal.SIGKILL)
+    this.heard.wait_state(State.RESTARTING)
+    waiting = this.pool.submit(lambda: this.model.generate("hello", max_tokens=3, ignore_eos=True).text())
+    assert this.engine.switch("other", beside=beside).backend == "other"
+    assert waiting.result(PATIENCE)
+    assert this.engine.state is State.READY
+    assert this.engine.status()["restarts"] == 0
+
+
 # -- one at a time, and the end ---------------------------------------------------------------------
 def test_a_second_switch_at_the_same_time_is_refused_bad(setup: Callable[..., Setup]) -> None:
     this = setup()

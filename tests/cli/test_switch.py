@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cli.conftest import Cli, Start, Write, wait_for_end
+from tests.cli.conftest import Cli, Running, Start, Write, wait_for_end
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -141,3 +142,52 @@ def test_run_takes_the_engine_that_serves_the_file_now_good(cli: Cli, fake: Writ
     now = run(second)
     assert (now["load_s"], now["model"], now["text"]) == (None, "one", " the capital")
     assert run(first)["load_s"] > 0, "what it was before is not what runs"
+
+
+def switching(start: Start, url: str, profile: str, *how: str) -> Running:
+    """Begin a switch to an engine that loads for long; returns once it is under way."""
+    with httpx.stream("GET", url.replace("/v1", "/api/events"), timeout=60) as events:
+        lines = events.iter_lines()
+        begun = start("switch", "--profile", profile, *how)
+        while "event: spawned" not in next(lines):
+            pass
+    return begun
+
+
+def engines_of(cli: Cli) -> list[int]:
+    """Return the pids of all engines of the one thing that runs, those of a switch under way too."""
+    found = row(cli)["engine_pids"]
+    assert found
+    return list(found)
+
+
+@pytest.mark.parametrize("how", ["--beside", "--no-beside"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_up_in_the_middle_of_a_switch_leaves_no_engine_ugly(
+    cli: Cli, start: Start, fake: Write, number: signal.Signals, how: str
+) -> None:
+    service = start("up", fake("one"), "--port", "0")
+    begun = switching(start, service.ready(), fake("slow", {"load_time": 100}), how)
+    engines = engines_of(cli)
+    assert len(engines) == (2 if how == "--beside" else 1)
+    service.signal(number)
+    assert service.wait() == (0 if number == signal.SIGINT else -number)
+    wait_for_end(engines)
+    assert begun.wait() == 3
+    assert not any("Traceback" in line for line in (*service.err, *begun.err))
+    assert not json.loads(cli("ps", "--json").stdout)
+
+
+def test_ctrl_c_on_the_command_does_not_call_the_switch_off_good(cli: Cli, start: Start, fake: Write) -> None:
+    url = up(cli, fake("one"))
+    other = fake("other", {"load_time": 2})
+    with httpx.stream("GET", url.replace("/v1", "/api/events"), timeout=60) as events:
+        lines = events.iter_lines()
+        begun = start("switch", "--profile", other, "--beside")
+        while "event: spawned" not in next(lines):
+            pass
+        begun.signal(signal.SIGINT)
+        assert begun.wait() == 130
+        while next(lines) != "event: switched":
+            pass
+    assert row(cli)["profile"] == other
