@@ -9,7 +9,9 @@ import yaml
 
 from orchestrator.bench import compare, measure
 from orchestrator.bench.gate import Limits
+from orchestrator.bench.history import History
 from orchestrator.bench.values import Workload
+from tests.bench.test_cli import orchestrator
 
 pytestmark = pytest.mark.real
 
@@ -63,3 +65,17 @@ def test_the_prefix_cache_is_measured_on_purpose_good(gemma: str) -> None:
     cached = [sample.cached_tokens or 0 for each in found.results[0].rounds for sample in each.samples]
     assert max(cached) >= 96
     assert found.results[0].rounds[-1].memory is not None
+
+
+def test_a_run_of_the_real_engine_is_kept_shown_and_compared_good(gemma: str) -> None:
+    quick = ("--preset", "decode", "--rounds", "4", "--prompt-tokens", "16", "--output-tokens", "4")
+    made = orchestrator("bench", gemma, *quick)
+    assert made.returncode == 0, made.stderr
+    assert orchestrator("history", "show").stdout == made.stdout
+    again = orchestrator("bench", gemma, *quick, "--baseline", "latest", "--fail-if-slower", "99%")
+    assert again.returncode == 0, again.stderr
+    assert "A is run 1" in again.stdout
+    later, earlier = History().entries(backend="llama-server", model="gemma")
+    assert (later.id, earlier.id) == (2, 1)
+    assert later.arms == earlier.arms
+    assert later.arms[0].profile == gemma
