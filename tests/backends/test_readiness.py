@@ -1,8 +1,10 @@
-"""Who answers on the port, and what an engine that no longer answers means."""
+"""Who answers on the port, what it means when nobody does, and when exactly an engine is ready no more."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +15,10 @@ import pytest
 
 from backends import process
 from backends.llama_server import LlamaServer
-from orchestrator.backend import State
-from tests.backends.conftest import Recorder, launches
+from orchestrator.backend import Command, Event, State
+from orchestrator.errors import BackendError, StartError
+from orchestrator.profile import Profile
+from tests.backends.conftest import Recorder, alive, launches
 
 Make = Callable[..., LlamaServer]
 
@@ -74,3 +78,41 @@ def test_a_ready_engine_that_no_longer_answers_is_restarted_ugly(engine: Make, t
     assert "hung: no answer from /health for 1 s" in restarting.fields["reason"]
     heard.wait_state(State.READY, 2)
     assert launches(tmp_path) == 2
+
+
+def test_a_lost_engine_is_ready_no_more_before_anything_is_cleaned_up_ugly(engine: Make) -> None:
+    """Whoever sees `ready` sends requests, and what a dead engine left behind takes its time."""
+    backend = engine({"launches": [{"children": ["session+stubborn"]}]})
+    heard = Recorder(backend)
+    backend.start(timeout=60)
+    leader, stubborn = backend.status()["engine_pids"]
+    lived: list[list[int]] = []
+
+    def hear(event: Event) -> None:
+        if event.state is State.RESTARTING and event.name == "state":
+            lived.append(alive([stubborn]))
+
+    backend.subscribe(hear)
+    os.kill(leader, signal.SIGKILL)
+    heard.wait_state(State.READY, 2)
+    assert lived == [[stubborn]]
+    assert not alive([stubborn])
+
+
+def test_a_fault_in_the_moment_of_a_stop_is_no_failure_ugly(fake_profile: Callable[..., Profile]) -> None:
+    stops: list[threading.Thread] = []
+
+    class Faulty(LlamaServer):
+        def prepared(self, *_: object, **__: object) -> Command:
+            stops.append(threading.Thread(target=self.stop))
+            stops[0].start()
+            with self.life.changed:
+                assert self.life.changed.wait_for(lambda: self.state is State.STOPPING, 30)
+            raise StartError("in this very moment")
+
+    backend = Faulty(fake_profile())
+    heard = Recorder(backend)
+    with pytest.raises(BackendError):
+        backend.start(timeout=60)
+    stops[0].join(30)
+    assert heard.states() == [State.STARTING, State.STOPPING, State.STOPPED]
