@@ -146,6 +146,18 @@ def test_false_alarms_are_rare_good() -> None:
         assert alarms <= 200 * 0.07
 
 
+@pytest.mark.parametrize(
+    ("slower", "least", "most"), [(1.0, 0, 0), (1.05, 0, 5), (1.08, 30, 90), (1.15, 95, 100)]
+)
+def test_a_check_fails_when_it_should_good(slower: float, least: int, most: int) -> None:
+    """Of 100 runs that are so much slower, with rounds that scatter by 2 %, as many fail ``5%``."""
+    failed = 0
+    for seed in range(0, 200, 2):
+        a, b = (run(speed, seed + at, noise=0.02) for at, speed in ((0, 1.0), (1, 1 / slower)))
+        failed += against(a, b, limit=0.05).slower == "yes"
+    assert least <= failed <= most
+
+
 def test_what_other_programs_may_explain_is_not_claimed_good() -> None:
     busy = against(run(others=0.2), run(0.9, 2, others=0.01), limit=0.05)
     assert (busy.verdict, busy.slower) == ("inconclusive", "unknown")
