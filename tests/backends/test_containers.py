@@ -598,9 +598,14 @@ def owner(
     process.communicate()
 
 
-def test_death_of_the_orchestrator_ends_its_container_ugly(docker: Docker, owner: Any) -> None:
+@pytest.mark.parametrize("slow_stop", [0, 300])
+def test_death_of_the_orchestrator_ends_its_container_ugly(
+    docker: Docker, owner: Any, slow_stop: float
+) -> None:
+    """By force when its daemon takes too long over a stop."""
     process, pids = owner
     assert len(docker.containers()) == 1
+    docker.knobs(slow_stop=slow_stop)
     process.kill()
     until(lambda: docker.containers() == [], "the guardian's end of the container")
     until(lambda: not alive([pids["guardian"]]), "the guardian's own end")
