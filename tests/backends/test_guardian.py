@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -369,3 +371,21 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_processes_that_vanish_while_looked_at_are_no_fault_ugly(unreadable: Callable[[], None]) -> None:
     unreadable()
     assert guardian.descendants(1) == []
+
+
+def test_what_resists_is_named_once_a_second_ugly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a driver that hangs makes it: SIGKILL is sent again and again, and nothing ends."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        killed: list[list[int]] = []
+        monkeypatch.setattr(guardian, "descendants", lambda root: [4711])
+        monkeypatch.setattr(guardian, "kill", lambda pids, number: killed.append(pids))
+        monkeypatch.setattr(guardian, "read_proc", lambda pid, name: b"")
+        watching = guardian.Guardian(theirs.fileno(), ctypes.CDLL(None))
+        watching.deadline = time.monotonic() - 5
+        assert not watching.finish()
+        assert not watching.finish()
+        assert killed == [[4711], [4711]]
+        messages, rest = guardian.unpack(ours.recv(1 << 16))
+        assert messages == [{"survivors": [4711]}]
+        assert rest == b""
