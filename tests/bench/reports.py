@@ -256,6 +256,7 @@ def situations() -> dict[str, Measurement | Comparison | Incomparable]:
         "too few pairs": comparison(pairs=4, interrupted=True),
         "three arms": three(),
         "six arms": comparison((75, 60, 58, 70, 66, 80), names=[f"threads={count}" for count in range(1, 7)]),
+        "far apart": comparison((0.02, 9000, 4), names=["slow", "fast", "between"], noise=0.3, pairs=20),
         "many requests": comparison(load=mixed),
         "no round counts": comparison(pairs=2, all_void=True, interrupted=True),
         "no round at all": comparison(pairs=0, interrupted=True),

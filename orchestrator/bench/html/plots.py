@@ -114,7 +114,9 @@ def _throughput_curve(
         hint = f"{group.label}: {each.value:.1f} tok/s at {count:g} {what}"
         parts.append(svg.mark(across.x(count), up.at(each.value), group.style, "mark", hint))
         above = up.at(each.high or each.value) - 9
-        parts.append(svg.text(across.x(count), above, f"{each.value:.3g}", "value halo", "middle"))
+        said = f"{each.value:.3g}"
+        stands = svg.anchor(across.at(count), said)
+        parts.append(svg.text(across.x(count), above, said, "value halo", stands))
     described = "; ".join(f"{count:g} {what}: {each.value:.1f} tok/s" for count, (_, each) in places)
     return svg.plot("throughput", f"Throughput against {what}", described, height + 38, parts)
 
@@ -215,7 +217,7 @@ def distribution(name: str, title: str, metric: str, found: Sequence[Group]) -> 
 def _in_unit(metric: str, high: float) -> Callable[[float], str]:
     if unit(metric) == "s":
         return lambda value: f"{value * 1000:.4g} ms" if high < 1 else f"{value:.3g} s"
-    return lambda value: f"{value:.4g}"
+    return lambda value: f"{value:.4g}" if value < 10_000 else f"{value:.0f}"
 
 
 def _swarm(group: Group, values: Sequence[float], axis: Axis, base: float, metric: str) -> list[Child]:

@@ -74,8 +74,12 @@ def _against(report: Comparison, each: Decision) -> str:
 
 def _interval(each: Decision) -> str:
     if each.low is None or each.high is None:
-        return f"{each.ratio:.3f}, no interval"
-    return f"{each.ratio:.3f} ({each.low:.3f} to {each.high:.3f})"
+        return f"{_short(each.ratio)}, no interval"
+    return f"{_short(each.ratio)} ({_short(each.low)} to {_short(each.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else f"{value:.0f}"
 
 
 def _ratio_row(report: Comparison, each: Decision, axis: Axis, top: float) -> list[Child]:

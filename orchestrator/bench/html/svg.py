@@ -139,12 +139,16 @@ def _path(x: str, y: float, shape: str, class_: str, hint: str, size: float) -> 
 
 
 def scale(axis: Axis, y: float, top: float, label: Callable[[float], str], about: int = 4) -> list[Markup]:
-    """Return an axis below a plot: lines up to `top` and labels."""
-    found = []
+    """Return an axis below a plot: lines up to `top`, and labels where there is room for them."""
+    found, taken = [], -1.0
     for tick in axis.ticks(about):
-        place = axis.at(tick)
+        place, words = axis.at(tick), label(tick)
+        stands, wide = anchor(place, words), 2 * _half(words)
+        left = place - {"start": 0.0, "middle": wide / 2, "end": wide}[stands]
         found.append(line(f"{place:.2f}%", top, f"{place:.2f}%", y, "grid"))
-        found.append(text(f"{place:.2f}%", y + 15, label(tick), "tick", anchor(place)))
+        if left > taken:
+            found.append(text(f"{place:.2f}%", y + 15, words, "tick", stands))
+            taken = left + wide + 1
     return found
 
 
@@ -153,9 +157,14 @@ def track(points: Sequence[tuple[str, float]], class_: str) -> list[Markup]:
     return [line(*a, *b, class_) for a, b in itertools.pairwise(points)]
 
 
-def anchor(place: float) -> str:
-    """Return how a text stands to its place (percent), so that it does not leave the plot."""
-    return "start" if place < 6 else "end" if place > 94 else "middle"
+def anchor(place: float, words: str) -> str:
+    """Return how a text stands to its place (percent), so that it leaves no plot of 300 pixels or more."""
+    half = _half(words)
+    return "start" if place < half else "end" if place > 100 - half else "middle"
+
+
+def _half(words: str) -> float:
+    return 1.3 * sum(map(_breadth, words))  # half the width, in percent of 300 pixels
 
 
 def short(words: str, most: float = 24.0) -> str:

@@ -77,7 +77,15 @@ def _panel(group: Group, across: Axis, reach: float, top: float, start: float) -
             place = across.at(each.started_at - start)
             if place - told > 7:  # percent: numbers that would lie upon each other are left to the table
                 told = place
-                marks.append(svg.text(x, y - 8, str(each.number), "tick void halo", svg.anchor(place)))
+                marks.append(
+                    svg.text(
+                        x,
+                        y - 8 if y > top + 38 else y + 17,
+                        str(each.number),
+                        "tick void halo",
+                        svg.anchor(place, str(each.number)),
+                    )
+                )
         elif value is not None:
             track.append((x, y))
             hint = f"round {each.number}, pair {each.pair + 1}: {shows(group.metric, value)}"
