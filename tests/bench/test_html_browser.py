@@ -90,7 +90,9 @@ def test_light_and_dark_are_what_they_say_good(chromium: Browser, pages: dict[st
 
 
 def test_print_is_on_white_with_every_number_good(chromium: Browser, pages: dict[str, Path]) -> None:
-    shown = chromium.open(pages["a faster"], 800, "dark", media="print")
+    paper = 688  # pixels within the margins of A4
+    shown = chromium.open(pages["a faster"], paper, "dark", media="print")
+    assert max(shown.evaluate(SIDEWAYS)) == paper
     for element in ("body", "figure", ".hero"):
         white = shown.evaluate(f"getComputedStyle(document.querySelector('{element}')).backgroundColor")
         assert white == "rgb(255, 255, 255)", element
