@@ -10,6 +10,7 @@ it would take hours. With --vocabularies 1000 no two files share a tokenizer: ou
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import struct
 import subprocess
@@ -24,12 +25,18 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
+@functools.cache
+def words(tokens: int) -> tuple[bytes, ...]:
+    source = random.Random(1)
+    return tuple(text("".join(source.choices("etaoinshrdlu", k=source.randint(2, 9)))) for _ in range(tokens))
+
+
 def vocabulary(tokens: int, seed: int) -> bytes:
-    source = random.Random(seed)
-    words = b"".join(
-        text("".join(source.choices("etaoinshrdlu", k=source.randint(2, 9)))) for _ in range(tokens)
-    )
-    parts = [text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + words]
+    """Return a vocabulary; another seed begins elsewhere among the same words, so no two are alike."""
+    known = words(tokens)
+    first = seed * 131 % tokens
+    body = b"".join((*known[first:], *known[:first]))
+    parts = [text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, tokens) + body]
     parts.append(text("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, tokens) + bytes(4 * tokens))
     parts.append(text("tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, tokens) + bytes(4 * tokens))
     return b"".join(parts)

@@ -65,7 +65,11 @@ def test_any_bytes_are_walked_the_same_ugly(tmp_path, noise, count, window):
     assert found in ({None, place} if walked and place <= len(noise) else {None})
 
 
-@pytest.mark.parametrize("wrong", [1 << 63, (1 << 64) - 4, (1 << 64) - 8, 300, 1 << 40])
+# the last three would lead to the next string, were only the bytes looked at that the others have zero
+@pytest.mark.parametrize(
+    "wrong",
+    [1 << 63, (1 << 64) - 4, (1 << 64) - 8, 300, 1 << 40, 5 + (1 << 40), 5 + (1 << 48), 5 + (1 << 56)],
+)
 def test_a_lying_length_is_not_believed_bad(tmp_path, wrong):
     # -4 as an unsigned number: added up without care it leads back to a place where a length may be
     strings = [text("token")] * 2000

@@ -22,11 +22,15 @@ BLOCK: Final[Mapping[str, int]] = {"cpu": 128}  # tokens in a block, by device k
 _BLOCK: Final = 16
 _MLA_BLOCK: Final = 16
 STEP: Final = 2048  # tokens computed in one step, vLLM's default for a server on cards below 70 GB
-_BATCHES: Final = 2  # steps under way at once: while one is computed the next is prepared
+# Steps under way at once: on cards, while one is computed the next is prepared.
+_BATCHES: Final[Mapping[str, int]] = {"cpu": 1}
+_BATCHES_ON_CARDS: Final = 2
 _STATES: Final = ("mamba", "linear_attention", "recurrent", "conv")
 
-# Of its processes on the host (the API's, the engine's and the worker's), measured on the CPU.
-PROCESSES: Final = 1900 * MIB
+# Of its processes on the host (the API's, the engine's and the worker's), as vLLM 0.32 took on the CPU with
+# 259 tokens; and what each token of the vocabulary takes there besides, with 262,144.
+PROCESSES: Final = 1870 * MIB
+TOKEN: Final = 5570
 GRAPHS: Final = 512 * MIB  # what recorded CUDA or HIP graphs take on a card, not measured here
 
 
@@ -151,7 +155,8 @@ def _held(window: int, tokens: int, wish: VllmWish) -> int:
     """Return the blocks that a request of the whole context takes in a layer."""
     if not window:
         return math.ceil(wish.context / tokens)
-    kept = min(window - 1 + _BATCHES * wish.step, wish.context)
+    flying = wish.step * _BATCHES.get(wish.kind, _BATCHES_ON_CARDS)
+    kept = min(window - 1 + flying, wish.context)
     return math.ceil(kept / tokens) + 1  # it need not begin where a block does
 
 
@@ -173,12 +178,13 @@ def estimate(model: HfModel, wish: VllmWish, cache: int | None = None) -> Estima
     kv = cut.bytes_for(wish.slots) if cache is None else cache
     weights = max(0, int(model.tensor_bytes * wish.widened) - wish.offloaded)
     compute = _compute(model, wish)
+    processes = PROCESSES + TOKEN * (model.vocabulary or 0)
     if wish.kind == "cpu":
-        part = Part(weights, kv, compute, PROCESSES)
+        part = Part(weights, kv, compute, processes)
         return Estimate(Part(), part, 0, source="formula", notes=tuple(notes))
     overhead = (RUNTIME.get(wish.kind, 0) + (GRAPHS if wish.graphs else 0)) * wish.cards
     device = Part(weights, kv, compute * wish.cards, overhead)
-    host = Part(wish.offloaded, 0, 0, PROCESSES)
+    host = Part(wish.offloaded, 0, 0, processes)
     return Estimate(device, host, (model.layers or 0) + 1, source="formula", notes=tuple(notes))
 
 

@@ -46,6 +46,36 @@ def test_the_windows_of_each_architecture_good(
     assert windows(model(tmp_path, **config)) == expected
 
 
+GEMMA3_270M: dict[str, Any] = {
+    "model_type": "gemma3_text", "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "head_dim": 256, "sliding_window": 512,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "wish", "cache", "tokens"),
+    [
+        # Gemma 3 270M, as the orchestrator converts it: "CPU KV cache size: 23,589 tokens ... 5.76x"
+        (GEMMA3_270M, VllmWish(context=4096, slots=4), 310247424, 23589),
+        # a Qwen 3 of two layers, one KV head of 32: "CPU KV cache size: 4,125 tokens ... 1.03x"
+        (
+            {"model_type": "qwen3", "num_key_value_heads": 1},
+            VllmWish(context=4000, element=4),
+            2162688,
+            4125,
+        ),
+    ],
+)
+def test_vllm_counts_the_tokens_of_its_cache_as_we_do_good(
+    tmp_path: Path, config: dict[str, Any], wish: VllmWish, cache: int, tokens: int
+) -> None:
+    """What vLLM 0.32 logged on the CPU."""
+    cut = blocks(model(tmp_path, **config), wish)
+    assert cut is not None
+    assert cut.tokens_in(cache) == tokens
+
+
 def test_latent_attention_keeps_one_vector_good(tmp_path: Path) -> None:
     found = model(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64)
     assert {(layer.key, layer.value) for layer in layers(found) or ()} == {(576, 0)}
@@ -70,7 +100,10 @@ def test_a_window_saves_cache_only_beyond_it_and_a_step_good(tmp_path: Path) -> 
     assert short is not None
     assert long is not None
     assert short.request == 512 // 128 + 1
-    assert long.request == -(-(255 + 2 * 256) // 128) + 1
+    assert long.request == -(-(255 + 256) // 128) + 1
+    card = blocks(found, VllmWish(context=8192, step=256, kind="cuda"))
+    assert card is not None
+    assert card.request == -(-(255 + 2 * 256) // 16) + 1  # there the next step is prepared meanwhile
 
 
 KEYS = (
