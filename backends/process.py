@@ -263,6 +263,23 @@ class Child:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Follow the guardian's words to its end, then make sure that its tree ended too."""
+        try:
+            if not await self._hear(reader):
+                await self._clean_up()
+        finally:  # called off too, when something resists
+            if self.writer is not None:
+                self.writer.close()
+            self.process.poll()
+        await asyncio.to_thread(self.process.wait)
+        if self.exit is None:
+            self.exit = Exit(None, None)
+        self.survivors = []
+        self.spawned.set()
+        self.exited.set()
+        self.gone.set()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> bool:
+        """Take in the guardian's words; says whether it came to its last ones."""
         finished = False
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the end, or half a word
             while True:
@@ -282,17 +299,7 @@ class Child:
                 elif "gone" in message:
                     self.killed = message["gone"]
                     finished = True
-        if not finished:
-            await self._clean_up()
-        if self.writer is not None:
-            self.writer.close()
-        await asyncio.to_thread(self.process.wait)
-        if self.exit is None:
-            self.exit = Exit(None, None)
-        self.survivors = []
-        self.spawned.set()
-        self.exited.set()
-        self.gone.set()
+        return finished
 
     async def _clean_up(self) -> None:
         """End the tree of a guardian that was killed."""
