@@ -16,7 +16,7 @@ import pytest
 
 from backends.base import SubprocessBackend
 from backends.llama_server import LlamaServer
-from orchestrator.backend import State
+from orchestrator.backend import Event, State
 from orchestrator.errors import (
     BackendError,
     DoesNotFit,
@@ -218,6 +218,28 @@ def test_a_request_that_comes_too_late_for_the_old_engine_is_sent_on_ugly(
     switch.result(PATIENCE)
     with pytest.raises(EngineReplaced), this.engine.request(before):
         pass
+
+
+@WAYS
+def test_no_request_slips_in_once_the_old_engine_is_about_to_be_stopped_ugly(
+    setup: Callable[..., Setup], beside: bool
+) -> None:
+    this = setup()
+    before = this.engine.endpoint(0)
+    said: list[str] = []
+
+    def late(event: Event) -> None:
+        if event.name == "cut":  # told between the last count and the stop
+            try:
+                with this.engine.request(before):
+                    said.append("taken")
+            except EngineReplaced:
+                said.append("replaced")
+
+    this.engine.subscribe(late)
+    with this.engine.request(before):
+        assert this.switch(beside=beside, drain_s=0.1).result(PATIENCE).cut == 1
+    assert said == ["replaced"]
 
 
 # -- when it fails ----------------------------------------------------------------------------------
