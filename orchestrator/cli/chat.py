@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import options
-from orchestrator.cli.run import MaxTokens, MinP, RepeatPenalty, Seed, Temperature, TopK, TopP
 
 if TYPE_CHECKING:
     from orchestrator.model import TextModel
@@ -21,13 +20,13 @@ HISTORY = 1000  # lines
 
 def chat(
     profile: options.ProfileFile,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    repeat_penalty: RepeatPenalty = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    repeat_penalty: options.RepeatPenalty = None,
     backend: options.Backend = None,
     sets: options.Set = None,
 ) -> None:

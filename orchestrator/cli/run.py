@@ -14,33 +14,20 @@ if TYPE_CHECKING:
     from orchestrator.cli.answering import Model
     from orchestrator.generation import Generation
 
-MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens at most.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="0 takes the likeliest token always.")]
-TopK = Annotated[int | None, typer.Option(min=0, help="Choose among the k likeliest.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Choose among the likeliest up to this sum.")]
-MinP = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Drop those below this share of the likeliest.")
-]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed, the same choices.")]
-Stop = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the answer. Repeatable.")
-]
-RepeatPenalty = Annotated[float | None, typer.Option(min=0, help="Above 1 makes repeats rarer.")]
-
 
 def run(
     profile: options.ProfileFile,
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="The text to continue; - or none reads stdin.")
     ] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    repeat_penalty: RepeatPenalty = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    repeat_penalty: options.RepeatPenalty = None,
     backend: options.Backend = None,
     sets: options.Set = None,
     as_json: options.Json = False,

@@ -27,6 +27,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 MAX_LINE = 8 * 1024
 MAX_HEADERS = 128
+READ = 2**16
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -72,33 +73,22 @@ class _Unthrottled:
 
 
 _UNTHROTTLED: Any = _Unthrottled()
+_STRICT: dict[str, Any] = {
+    "max_line_size": MAX_LINE,
+    "max_field_size": MAX_LINE,
+    "max_headers": MAX_HEADERS,
+    "auto_decompress": False,
+}
 
 
 def request_parser(loop: AbstractEventLoop) -> HttpRequestParser:
     """Return a strict parser of what a client sends."""
-    return HttpRequestParser(
-        _UNTHROTTLED,
-        loop,
-        2**16,
-        max_line_size=MAX_LINE,
-        max_field_size=MAX_LINE,
-        max_headers=MAX_HEADERS,
-        auto_decompress=False,
-    )
+    return HttpRequestParser(_UNTHROTTLED, loop, READ, **_STRICT)
 
 
 def response_parser(loop: AbstractEventLoop) -> HttpResponseParser:
     """Return a parser of what an engine answers; a body without a length lasts until the end."""
-    return HttpResponseParser(
-        _UNTHROTTLED,
-        loop,
-        2**16,
-        max_line_size=MAX_LINE,
-        max_field_size=MAX_LINE,
-        max_headers=MAX_HEADERS,
-        auto_decompress=False,
-        read_until_eof=True,
-    )
+    return HttpResponseParser(_UNTHROTTLED, loop, READ, read_until_eof=True, **_STRICT)
 
 
 def _passing(headers: Headers, dropped: set[bytes]) -> list[bytes]:
