@@ -295,7 +295,7 @@ class SubprocessBackend(Engine):
         """Return the known failure that a child's log shows."""
         lines = child.tail.lines(failures.LOG_LINES) if child else ()
         outside = containers.CONTAINER_FAILURES if child and child.container else ()
-        return failures.diagnose((*outside, *self.failures), "\n".join(lines))
+        return failures.diagnose((*outside, *self.failures), "\n".join(lines), child.exit if child else None)
 
     def _lost(self, error: BaseException | None) -> None:
         """Say that an engine ended unasked."""

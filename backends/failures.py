@@ -7,8 +7,13 @@ message that was really seen, with its source, in ``tests/data/engine_messages``
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backends.process import Exit
 
 LOG_LINES = 400  # vLLM's cause stands above two tracebacks
 
@@ -39,10 +44,21 @@ def known(kind: str, pattern: str, advice: str, *, permanent: bool = True) -> Fa
     return Failure(kind, re.compile(pattern, re.IGNORECASE), advice, permanent)
 
 
-def diagnose(failures: Iterable[Failure], log: str) -> Failure | None:
-    """Return the known failure that the log shows, the first of the table if it shows several."""
+WRONG_PROCESSOR = known(
+    "wrong-processor",
+    r"illegal instruction",
+    "it was compiled for another processor, or wrongly for this one: compile it here, or with another "
+    "compiler; for llama-server, `args: [--no-repack]` may do",
+)
+
+
+def diagnose(failures: Iterable[Failure], log: str, ended: Exit | None = None) -> Failure | None:
+    """Return the known failure that the log shows, the first of the table if it shows several, or the end."""
     told = _HARMLESS.sub("", log)
-    return next((failure for failure in failures if failure.pattern.search(told)), None)
+    found = next((failure for failure in failures if failure.pattern.search(told)), None)
+    if found is None and ended is not None and ended.signal == signal.SIGILL:
+        return WRONG_PROCESSOR
+    return found
 
 
 DEVICE_FAILURES: tuple[Failure, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def test_the_real_engines_refusal_is_told_at_once_with_advice_bad(
         backend.start(timeout=60)
     assert caught.value.advice == next(f.advice for f in LLAMA_SERVER_FAILURES if f.kind == kind)
     assert backend.status()["restarts"] == 0
+
+
+def test_an_illegal_instruction_is_told_with_advice_and_not_retried_bad(
+    engine: Callable[..., LlamaServer], tmp_path: Path
+) -> None:
+    backend = engine({"exit_after": 0.0, "exit_code": -signal.SIGILL, "say": ["nothing that tells"]})
+    with pytest.raises(ExitedEarly, match="killed by SIGILL") as caught:
+        backend.start(timeout=60)
+    assert "compiled for another processor" in str(caught.value.advice)
+    assert launches(tmp_path) == 1
 
 
 PERMANENT = [
