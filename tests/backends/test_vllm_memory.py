@@ -87,6 +87,18 @@ def test_one_request_that_does_not_fit_is_refused_bad(tmp_path: Path) -> None:
     refuse_what_does_not_fit(replace(plan, profile=plan.profile.model_copy(update={"check_memory": False})))
 
 
+def test_a_request_longer_than_what_is_left_is_refused_bad(tmp_path: Path) -> None:
+    """The weights fit, a few tokens too: vLLM would load them all and then not start."""
+    keys: dict[str, Any] = {"context": 40960, "slots": 4}
+    plan = settled(VllmRocm, tmp_path, "rx7800xt-then-9950x", 8, **keys)
+    found = budget(plan)
+    assert found.verdict.answer == "no"
+    assert found.estimate.device.kv == (40960 + 16) * 36 * 8 * 256 * 2  # of one request
+    with pytest.raises(DoesNotFit) as raised:
+        refuse_what_does_not_fit(plan)
+    assert "context: " in str(raised.value.advice)
+
+
 def test_auto_takes_the_longest_context_that_fits_good(tmp_path: Path) -> None:
     plan = settled(VllmRocm, tmp_path / "a", "rx7800xt-then-9950x", 5.9, context="auto", slots=4)
     assert budget(plan).verdict.answer == "fits"

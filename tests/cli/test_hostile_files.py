@@ -70,6 +70,7 @@ def test_a_plan_of_what_is_no_model_ends_at_once_bad(
     done = cli("plan", str(profile))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert ("is not a regular file" in done.stderr) == (name == "one")
     assert not steers(done.stderr), done.stderr
 
 
