@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -82,7 +83,8 @@ class Rival:
             raise SystemExit(f"vllm bench serve failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         found = json.loads(out.read_text())
         if found["completed"] != load.requests:
-            print(f"vllm bench serve lost {load.requests - found['completed']} of {load.requests} requests")
+            lost = load.requests - found["completed"]
+            print(f"vllm bench serve lost {lost} of {load.requests} requests", file=sys.stderr)
         return {
             "ttft_s": found["median_ttft_ms"] / 1000,
             "tpot_s": found["median_tpot_ms"] / 1000,
