@@ -184,7 +184,7 @@ class Switchable(Served):
                 str(told.get("reason") or f"{title}: ended before it was ready"),
                 profile=self._name,
                 log_tail=_last_lines(engine.backend.status().get("log")),
-                advice=told.get("advice") or f"see orchestrator logs {self._name}",
+                advice=told.get("advice") or f"see `orchestrator logs {self._name}`",
             )
         engine.backend.endpoint(0)
 

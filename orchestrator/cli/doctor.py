@@ -11,8 +11,6 @@ from orchestrator.cli import options
 if TYPE_CHECKING:
     from orchestrator.doctor import Engine
 
-PORT = 8080  # where `up` listens unless told otherwise
-
 
 def doctor(as_json: options.Json = False) -> int:
     """Look at GPUs, drivers, permissions and engines, and say what to do about each."""
@@ -22,7 +20,7 @@ def doctor(as_json: options.Json = False) -> int:
     from orchestrator.model_files import default_cache
 
     found = examine(
-        binaries=_engines(), folders={"state": home(), "model cache": default_cache()}, ports=[PORT]
+        binaries=_engines(), folders={"state": home(), "model cache": default_cache()}, ports=[options.PORT]
     )
     if as_json:
         findings = [

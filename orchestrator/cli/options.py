@@ -8,6 +8,8 @@ import typer
 
 from orchestrator.cli import completion
 
+PORT = 8080  # where `up` listens unless told otherwise
+
 ProfileFile = Annotated[str, typer.Argument(metavar="PROFILE", help="A profile's YAML file.")]
 ProfileFiles = Annotated[
     list[str], typer.Argument(metavar="PROFILE...", help="YAML files, each the wish for one engine.")

@@ -28,7 +28,7 @@ def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8080,
+    ] = options.PORT,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once all are ready; they run on in the background.")
     ] = False,

@@ -151,7 +151,7 @@ class Route:
             status = await asyncio.to_thread(self.upstream.status)
             reason, advice = status.get("error"), status.get("advice")
             what += f": {reason}" if reason else ""
-            advice = advice or f"see orchestrator logs {self.name}"
+            advice = advice or f"see `orchestrator logs {self.name}`"
         else:
-            advice = f"start it with orchestrator up, or see orchestrator logs {self.name}"
+            advice = f"start it with `orchestrator up`, or see `orchestrator logs {self.name}`"
         return Failure(503, what, "server_error", code, advice=advice, retry_after=retry)
