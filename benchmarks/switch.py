@@ -1,11 +1,13 @@
 """A switch under load: how long until the new engine serves, against its own bare start, and what is lost.
 
     python benchmarks/switch.py [--old llama-server] [--new llama-server] [--rounds 5] [--after] [--clients 4]
+                                [--set KEY=VALUE ...]
 
 One `orchestrator up` with the embedded Gemma; `--clients` stream through its address all the time. In each
 round the new engine is started bare (same argv; from the spawn until it has answered one token) and by a
 switch (from the order until it gets requests), in turn first and second, both while the clients stream from
 the old one; then the old one is put back. Every stream has to end whole. Goal: at most 0.7 s more.
+vLLM compiles for a minute or more, each time another one: `--set vllm.eager=true` leaves that out.
 """
 
 from __future__ import annotations
@@ -60,9 +62,10 @@ def client(url: str, over: threading.Event, waits: list[float]) -> tuple[int, in
     return whole, lost
 
 
-def bare(name: str) -> float:
+def bare(name: str, overrides: list[str]) -> float:
     """Return the seconds until the bare engine has answered one token."""
-    engine: Any = find(name)(profiles.load(PROFILE, backend=name))  # type: ignore[call-arg]
+    profile = profiles.load(PROFILE, backend=name, overrides=overrides)
+    engine: Any = find(name)(profile)  # type: ignore[call-arg]
     plan, port = engine.plan(), free_port()
     command = engine.prepared(plan, port)
     began = time.perf_counter()
@@ -107,7 +110,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--after", action="store_true", help="stop the old one first")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="over the profile")
     options = parser.parse_args()
+    sets = [word for each in options.set for word in ("--set", each)]
     bares: list[float] = []
     waits: list[float] = []
     outcomes: list[dict[str, Any]] = []
@@ -119,7 +124,18 @@ def main() -> None:
     over = threading.Event()
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(options.clients) as pool:
         os.environ["ORCHESTRATOR_HOME"] = home
-        argv = [sys.executable, "-m", "orchestrator", "up", PROFILE, "--port", "0", "--backend", options.old]
+        argv = [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "up",
+            PROFILE,
+            "--port",
+            "0",
+            "--backend",
+            options.old,
+            *sets,
+        ]
         up = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert up.stdout is not None
@@ -127,7 +143,7 @@ def main() -> None:
             clients = [pool.submit(client, url, over, waits) for _ in range(options.clients)]
             put_back = 0
             for number in range(options.rounds):
-                arms = [lambda: bares.append(bare(options.new)), one_switch]
+                arms = [lambda: bares.append(bare(options.new, options.set)), one_switch]
                 for arm in arms if number % 2 == 0 else reversed(arms):
                     if len(outcomes) > put_back and options.old != options.new:
                         switch(options.old, None)
