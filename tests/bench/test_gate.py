@@ -77,6 +77,18 @@ def test_a_healthy_engines_log_is_no_reason_good() -> None:
         assert gate.log_faults(path.read_text(errors="replace").splitlines()) == []
 
 
+def test_what_a_healthy_vllm_says_while_it_serves_is_no_reason_good() -> None:
+    lines = (
+        'INFO:     127.0.0.1:38164 - "POST /tokenize HTTP/1.1" 200 OK',
+        "(APIServer pid=8571) INFO 11-30 17:45:29 [loggers.py:335] Engine 000: Avg prompt throughput: "
+        "0.1 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, "
+        "CPU KV cache usage: 0.0%, Prefix cache hit rate: 0.0%",
+        "(EngineCore pid=11256) INFO 11-30 17:39:14 [shm_broadcast.py:871] No available shared memory "
+        "broadcast block found in 60 seconds.",
+    )
+    assert gate.log_faults(lines) == []
+
+
 def client(**changes: float) -> Client:
     settings = {"cpu": 0.2, "lag_p50_s": 0.0, "lag_p99_s": 0.001, "lag_max_s": 0.01, "events_s": 100.0}
     return Client(**{**settings, **changes})
