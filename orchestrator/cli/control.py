@@ -118,8 +118,11 @@ def ask(folder: Path, question: Mapping[str, Any], *, timeout: float | None = PA
             line.connect(address)
             line.sendall(json.dumps(question).encode() + b"\n")
             with line.makefile("rb") as reader:
-                said = json.loads(reader.readline())
-    except (OSError, ValueError) as error:
+                answer = reader.readline()
+            if not answer:
+                raise EOFError("it ended before it answered")
+            said = json.loads(answer)
+    except (EOFError, OSError, ValueError) as error:
         raise NotThere(
             f"control: no answer from {folder.name}: {error}", advice="see `orchestrator ps`"
         ) from error

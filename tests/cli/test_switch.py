@@ -174,6 +174,8 @@ def test_the_end_of_up_in_the_middle_of_a_switch_leaves_no_engine_ugly(
     assert service.wait() == (0 if number == signal.SIGINT else -number)
     wait_for_end(engines)
     assert begun.wait() == 3
+    said = " ".join(begun.err)
+    assert ("is being stopped" if number == signal.SIGINT else "it ended before it answered") in said
     assert not any("Traceback" in line for line in (*service.err, *begun.err))
     assert not json.loads(cli("ps", "--json").stdout)
 
