@@ -22,6 +22,30 @@ __all__ = ["vllm_environ", "vllm_folder", "vllm_of"]  # fixtures
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
+GONE = 10.0  # seconds after a kill in which everything has to be gone: promised, and no measure of speed
+
+
+def belongings(processes: list[psutil.Process]) -> set[Path]:
+    """Return the shared memory that processes have mapped, and their folder for temporary files."""
+    found = {Path(processes[0].environ()["TMPDIR"])}
+    for process in processes:
+        mapped = {Path(region.path) for region in process.memory_maps()}
+        found |= {path for path in mapped if path.parent == Path("/dev/shm") and path.exists()}
+    assert len(found) >= 3, "a folder, and the queues between its parts"
+    return found
+
+
+def gone(processes: list[psutil.Process], what: set[Path], who: str) -> None:
+    """Wait until nothing is left of processes and of what belonged to them."""
+    killed = time.monotonic()
+    _, left = psutil.wait_procs(processes, timeout=GONE)
+    seconds = time.monotonic() - killed
+    assert not left, f"{who}: still there after {seconds:.1f} s: {left}"
+    sys.stderr.write(f"{who} was killed: all were gone after {seconds:.1f} s\n")
+    while left_over := {path for path in what if path.exists()}:
+        assert time.monotonic() - killed < GONE, f"{who}: left behind: {left_over}"
+        time.sleep(0.02)
+
 
 class TestVllm(BackendContract):
     patience = 300
@@ -40,11 +64,9 @@ class TestVllm(BackendContract):
         before = [psutil.Process(pid) for pid in backend.status()["engine_pids"]]
         server = before[0].pid
         core = next(process.pid for process in before if "EngineCore" in " ".join(process.cmdline()))
-        restarts = backend.status()["restarts"]
+        what, restarts = belongings(before), backend.status()["restarts"]
         os.kill(server if victim == "the server" else core, signal.SIGKILL)
-        killed = time.monotonic()
-        _, left = psutil.wait_procs(before, timeout=60)
-        assert not left, f"{victim}: still there after {time.monotonic() - killed:.0f} s"
+        gone(before, what, victim)
         self.until(lambda: backend.status()["restarts"] > restarts, "it restarts")
         assert self.ask(backend.endpoint(self.patience)).status_code == 200
 
@@ -85,6 +107,6 @@ def test_nothing_is_left_of_it_when_the_orchestrator_is_killed_ugly(
         assert owner.stdout
         engine = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
         assert len(engine) >= 3  # server, engine core, worker
+        what = belongings(engine)
         owner.kill()
-    _, left = psutil.wait_procs(engine, timeout=60)
-    assert not left
+    gone(engine, what, "the orchestrator")
