@@ -153,32 +153,40 @@ def _engines(machine: Machine, engines: Sequence[Engine], environ: Mapping[str, 
         yield Finding(
             "ok", engine.name, f"{version}{engine.path or 'found'}{place}; devices: {devices or 'CPU'}"
         )
-        for gpu in _usable(machine):
-            able = [kind for kind in gpu.kinds if kind in engine.kinds and kind not in gpu.blocked]
-            if not able:
-                yield Finding(
-                    "warning",
-                    engine.name,
-                    f"it was built without {gpu.kinds[0]}, so {gpu.label} stays idle",
-                    f"install a build for {gpu.kinds[0]} and name it in LLAMA_SERVER_PATH",
-                )
-            elif engine.devices is not None and not any(device.kind == able[0] for device in engine.devices):
-                masked = any(environ.get(mask) is not None for mask in MASKS)
-                yield Finding(
-                    "warning" if masked else "blocker",
-                    engine.name,
-                    f"it lists no {able[0]} device although {gpu.label} is there"
-                    + ("; masks are set in this shell" if masked else ""),
-                    f"{engine.path} --list-devices",
-                )
-            target = overridden(environ.get("HSA_OVERRIDE_GFX_VERSION", "")) or gpu.gfx
-            if able[:1] == ["rocm"] and target and engine.targets and not runs_on(engine.targets, target):
-                yield Finding(
-                    "blocker",
-                    engine.name,
-                    f"it was built for {', '.join(sorted(engine.targets))}, and the GPU is {target}",
-                    f"build llama.cpp with -DGGML_HIP=ON -DGPU_TARGETS={target}",
-                )
+        if engine.devices is not None:  # else it is one build, for what its name says
+            yield from _cards(engine, engine.devices, machine, environ)
+
+
+def _cards(
+    engine: Engine, devices: Sequence[LlamaDevice], machine: Machine, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Hold a llama.cpp program, which is built for some kinds of device, against the cards that are there."""
+    for gpu in _usable(machine):
+        able = [kind for kind in gpu.kinds if kind in engine.kinds and kind not in gpu.blocked]
+        if not able:
+            yield Finding(
+                "warning",
+                engine.name,
+                f"it was built without {gpu.kinds[0]}, so {gpu.label} stays idle",
+                f"install a build for {gpu.kinds[0]} and name it in LLAMA_SERVER_PATH",
+            )
+        elif not any(device.kind == able[0] for device in devices):
+            masked = any(environ.get(mask) is not None for mask in MASKS)
+            yield Finding(
+                "warning" if masked else "blocker",
+                engine.name,
+                f"it lists no {able[0]} device although {gpu.label} is there"
+                + ("; masks are set in this shell" if masked else ""),
+                f"{engine.path} --list-devices",
+            )
+        target = overridden(environ.get("HSA_OVERRIDE_GFX_VERSION", "")) or gpu.gfx
+        if able[:1] == ["rocm"] and target and engine.targets and not runs_on(engine.targets, target):
+            yield Finding(
+                "blocker",
+                engine.name,
+                f"it was built for {', '.join(sorted(engine.targets))}, and the GPU is {target}",
+                f"build llama.cpp with -DGGML_HIP=ON -DGPU_TARGETS={target}",
+            )
 
 
 def _usable(machine: Machine) -> list[Gpu]:

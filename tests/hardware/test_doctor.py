@@ -186,6 +186,12 @@ def test_engine_that_can_not_list_devices_is_not_judged_by_it_good(tmp_path):
     assert [finding.level for finding in with_engines(tmp_path, changed(ROCM, devices=None))] == ["ok"]
 
 
+def test_engine_of_one_build_is_not_told_to_be_another_good(tmp_path):
+    vllm = Engine("vllm-cpu", "/opt/vllm/python", "PATH", kinds=frozenset({"cpu"}))
+    findings = look("rx7800xt-then-9950x", tmp_path, binaries=[vllm])
+    assert [finding.level for finding in about(findings, "vllm-cpu")] == ["ok"]
+
+
 def test_engine_for_another_target_blocks_bad(tmp_path):
     other = changed(ROCM, targets=frozenset({"gfx1100", "gfx1030"}))
     assert (
