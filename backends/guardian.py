@@ -85,22 +85,14 @@ def read_proc(pid: int | str, name: str) -> bytes:
     return b""
 
 
-def parents() -> dict[int, int]:
-    """Return pid -> parent's pid of every process there is, zombies left out."""
-    found = {}
+def descendants(root: int) -> list[int]:
+    """Return the pids of every living process below `root`, parents before their children; no zombies."""
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         # the program's name may hold spaces and brackets: count from the last bracket
         fields = read_proc(name, "stat").rpartition(b")")[2].split()
         if fields and fields[0] not in (b"Z", b"X"):
-            found[int(name)] = int(fields[1])
-    return found
-
-
-def descendants(root: int) -> list[int]:
-    """Return the pids of every living process below `root`, parents before their children."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
+            children.setdefault(int(fields[1]), []).append(int(name))
     found = list(children.get(root, ()))
     for pid in found:
         found.extend(children.get(pid, ()))
