@@ -56,6 +56,7 @@ class Engine:
     dialect: ClassVar[Dialect]
     Options: ClassVar[type[BaseModel]]
     program: ClassVar[programs.Program]
+    recipe: ClassVar[Recipe | None] = None
     key_variable: ClassVar[str]
     unset: ClassVar[tuple[str, ...]] = ()
     reserved: ClassVar[tuple[str, ...]] = ()
@@ -69,8 +70,6 @@ class Engine:
     failures: ClassVar[tuple[Failure, ...]] = ()
     stages: ClassVar[re.Pattern[str]] = re.compile("")
     noise_on_cpu: ClassVar[re.Pattern[str] | None] = None
-
-    recipe: ClassVar[Recipe | None] = None
 
     @classmethod
     def locate(cls, environ: Mapping[str, str], command: Sequence[str] | None = None) -> Binary:
