@@ -1,8 +1,8 @@
 """How much memory a model takes, whether that fits, and the most that would: pure arithmetic.
 
 `estimate` follows what llama.cpp allocates: weights (the tensors' bytes), the cache (`fit_layers`), the
-compute buffer (`fit_compute`), and what the runtime takes besides. How far
-it holds is in docs/reference/memory.md.
+compute buffer (`fit_compute`), and what the runtime takes besides. How far it holds is in
+docs/reference/memory.md.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def largest_context(header: Header, wish: Wish, free: Room, margin: int = MARGIN
     most = (header.context or 131_072) // CELL
     if header.context and header.context < CELL:
         return header.context if fits(header, replace(wish, context=header.context), free, margin) else None
-    found = _largest(1, most, lambda count: fits(header, replace(wish, context=count * CELL), free, margin))
+    found = largest(1, most, lambda count: fits(header, replace(wish, context=count * CELL), free, margin))
     if found == most and header.context:
         return header.context
     return None if found is None else found * CELL
@@ -202,7 +202,7 @@ def largest_context(header: Header, wish: Wish, free: Room, margin: int = MARGIN
 
 def largest_slots(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> int | None:
     """Return the most slots, of those wished for, that fit; None when not even one does."""
-    return _largest(1, wish.slots, lambda count: fits(header, replace(wish, slots=count), free, margin))
+    return largest(1, wish.slots, lambda count: fits(header, replace(wish, slots=count), free, margin))
 
 
 def largest_gpu_layers(header: Header, wish: Wish, free: Room, margin: int = MARGIN) -> int | None:
@@ -211,14 +211,14 @@ def largest_gpu_layers(header: Header, wish: Wish, free: Room, margin: int = MAR
     Whether the rest fits into the system's memory is another question: `verdict` has the answer.
     """
     cards = Room(free.device, None)
-    return _largest(
+    return largest(
         1,
         (header.layers or 0) + 1,
         lambda count: fits(header, replace(wish, gpu_layers=count), cards, margin),
     )
 
 
-def _largest(least: int, most: int, good: Callable[[int], bool]) -> int | None:
+def largest(least: int, most: int, good: Callable[[int], bool]) -> int | None:
     """Return the largest number for which `good` holds, given that it holds for all below that one."""
     if not good(least):
         return None

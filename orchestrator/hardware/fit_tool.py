@@ -7,8 +7,8 @@ how many logits llama-server keeps, what the runtime takes besides) is added fro
 
 from __future__ import annotations
 
+import functools
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 
 from orchestrator.gguf_header import Header
 from orchestrator.hardware.fit import MIB, Estimate, Part, Wish, estimate, layers_on_cards
-from orchestrator.hardware.probe import Ran, Runner
+from orchestrator.hardware.probe import Runner, run_program
 
 NAME: Final = "llama-fit-params"
 TIMEOUT: Final = 20.0  # seconds; a vocabulary of 262,144 tokens on a slow disk takes some 2 s
@@ -59,28 +59,6 @@ def parse(answer: str) -> dict[str, Part] | None:
     return found or None
 
 
-def run_with(environ: Mapping[str, str] | None) -> Runner:
-    """Return a runner that gives programs this environment, ours by default."""
-
-    def run(argv: Sequence[str], timeout: float) -> Ran:
-        try:
-            done = subprocess.run(
-                list(argv),
-                env=None if environ is None else dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # its log, thousands of lines that nobody reads
-                timeout=timeout,
-                check=False,
-                start_new_session=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            return Ran(None, err=str(error))
-        return Ran(done.returncode, done.stdout.decode("utf-8", "replace"))
-
-    return run
-
-
 def ask(
     tool: Path,
     model: Path,
@@ -94,7 +72,8 @@ def ask(
 
     `environ` is what the engine would get: its masks decide which cards the tool sees.
     """
-    ran = (run or run_with(environ))(command(tool, model, header, wish), TIMEOUT)
+    run = run or functools.partial(run_program, environ=environ)
+    ran = run(command(tool, model, header, wish), TIMEOUT)
     said = parse(ran.out) if ran.code == 0 else None
     if said is None:
         return None

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from orchestrator.hardware.fit import MIB, RUNTIME, Estimate, Part
+from orchestrator.hardware.fit import MIB, RUNTIME, Estimate, Part, largest
 from orchestrator.hardware.fit_layers import PERIODS, Layer
 from orchestrator.hf_model import HfModel
 
 BLOCK: Final[Mapping[str, int]] = {"cpu": 128}  # tokens in a block, by device kind
 _BLOCK: Final = 16
 _MLA_BLOCK: Final = 16
+STRIDE: Final = 128  # tokens by which `context: auto` goes
 STEP: Final = 2048  # tokens computed in one step, vLLM's default for a server on cards below 70 GB
 # Steps under way at once: on cards, while one is computed the next is prepared.
 _BATCHES: Final[Mapping[str, int]] = {"cpu": 1}
@@ -200,15 +201,9 @@ def _compute(model: HfModel, wish: VllmWish) -> int:
     return max(activations, wish.slots * (model.vocabulary or 0) * 4 * 3)
 
 
-def largest_context(most: int, wish: VllmWish, fits: Any) -> int | None:
-    """Return the longest context, a multiple of 128 tokens or all of `most`, for which `fits(wish)` holds."""
+def largest_context(most: int, wish: VllmWish, fits: Callable[[VllmWish], bool]) -> int | None:
+    """Return the longest context, in steps of `STRIDE` or all of `most`, for which `fits(wish)` holds."""
     if fits(replace(wish, context=most)):
         return most
-    low, high = 0, most // 128
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(replace(wish, context=middle * 128)):
-            low = middle
-        else:
-            high = middle - 1
-    return low * 128 or None
+    found = largest(1, most // STRIDE, lambda count: fits(replace(wish, context=count * STRIDE)))
+    return found and found * STRIDE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,10 +57,6 @@ class GpuMemory:
                 if size is not None:
                     found[int(name)] = max(size, found.get(int(name), 0))
         return found
-
-    def of(self, gpus: Iterable[Gpu], pids: Collection[int]) -> int:
-        """Return the bytes that a tree of processes uses on these GPUs together."""
-        return sum(size for gpu in gpus for size in self.processes(gpu, pids).values())
 
 
 @dataclass(frozen=True, slots=True)

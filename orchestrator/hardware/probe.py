@@ -11,7 +11,7 @@ import grp
 import os
 import pwd
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,11 +148,14 @@ Runner = Callable[[Sequence[str], float], Ran]
 """Runs argv with a deadline in seconds; never raises."""
 
 
-def run_program(argv: Sequence[str], timeout: float = PROGRAM_TIMEOUT) -> Ran:
-    """Run a program of this machine without input; see `Runner`."""
+def run_program(
+    argv: Sequence[str], timeout: float = PROGRAM_TIMEOUT, *, environ: Mapping[str, str] | None = None
+) -> Ran:
+    """Run a program of this machine without input, by default in our own environment; see `Runner`."""
     try:
         done = subprocess.run(
             list(argv),
+            env=None if environ is None else dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,

@@ -30,8 +30,8 @@ def test_memory_in_use_and_its_users_good(machine, tmp_path):
     first, second = machine.gpus
     assert (reader.used(first), reader.used(second)) == (IDLE, 21884428288)
     assert reader.processes(second) == {4242: 21852102656}
-    assert reader.of(machine.gpus, {4242, 1}) == 21852102656
-    assert reader.of(machine.gpus, {1}) == 0
+    assert reader.processes(second, {4242, 1}) == {4242: 21852102656}
+    assert reader.processes(second, {1}) == {}
 
 
 def test_integrated_gpu_counts_what_it_maps_good(tmp_path):
