@@ -8,7 +8,8 @@
       history.sqlite          what bench and compare have measured; see bench/history_file.py
       up/PID/                 one `orchestrator up`: lock and record.json as above, control.sock, service.log
 
-Whether an owner lives is never stored: the kernel drops its lock when it dies.
+Whether an owner lives is never stored: the kernel drops its lock when it dies. What can be made again is
+elsewhere, in `cache_folder`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
         ) from error
     # others of ours use it from other working directories
     return private(path.absolute())
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where what can be made again is kept: ``$XDG_CACHE_HOME/orchestrator``; nothing is made."""
+    named = environ.get("XDG_CACHE_HOME", "")
+    # by the XDG specification a relative path is none
+    base = Path(named) if named.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".cache"
+    return base / "orchestrator"
 
 
 def private(path: Path) -> Path:

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from orchestrator.gguf_known import Known
+from orchestrator.home import cache_folder
 from orchestrator.inventory_cache import Cache
 from orchestrator.inventory_files import Trouble, walk
 from orchestrator.inventory_read import Entry, entry
+from orchestrator.model_files import default_cache
+from orchestrator.model_hub_store import Hub
 
 __all__ = ["SORTS", "Entry", "Inventory", "Trouble", "cache_file", "places", "scan", "select"]
 
@@ -59,13 +62,12 @@ def places(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
             Path(value.replace("~", str(home), 1) if value.startswith("~") else value) if value else otherwise
         )
 
-    hub = named("HF_HOME", cache / "huggingface") / "hub"
     folders = [
         named("LLAMA_CACHE", cache / "llama.cpp"),
-        named("HF_HUB_CACHE", hub),
+        Hub.of(environ).cache,
         home / ".lmstudio" / "models",
         home / ".cache" / "lm-studio" / "models",
-        cache / "orchestrator" / "models",
+        default_cache(environ),
     ]
     if environ.get("ROCM_MODEL_DIR"):
         folders.insert(0, named("ROCM_MODEL_DIR", home))
@@ -74,9 +76,7 @@ def places(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
 
 def cache_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where what was read is remembered: ``$XDG_CACHE_HOME/orchestrator/inventory.json``."""
-    named = environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if named.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".cache"
-    return base / "orchestrator" / "inventory.json"
+    return cache_folder(environ) / "inventory.json"
 
 
 def scan(folders: Iterable[Path], *, cache: Path | None = None) -> Inventory:

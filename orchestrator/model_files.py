@@ -16,6 +16,7 @@ from typing import Protocol
 from orchestrator import model_hub
 from orchestrator.errors import NotAModel, UnsupportedModel
 from orchestrator.gguf_header import read, shards
+from orchestrator.home import cache_folder
 from orchestrator.model_package import Progress, assembled
 
 __all__ = ["Progress", "Spec", "adapters", "default_cache", "projector", "resolve"]
@@ -113,10 +114,8 @@ def adapters(spec: Spec, *, directory: Path, environ: Mapping[str, str] = os.env
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return ``$XDG_CACHE_HOME/orchestrator/models``."""
-    named = environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if named.startswith("/") else _expand("~/.cache", environ)
-    return base / "orchestrator" / "models"
+    """Return where models are put that were made here: ``$XDG_CACHE_HOME/orchestrator/models``."""
+    return cache_folder(environ) / "models"
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> Path:

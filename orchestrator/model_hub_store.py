@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.home import cache_folder
 from orchestrator.model_hub_choice import File, Listing
 
 ENDPOINT = "https://huggingface.co"
@@ -60,7 +61,7 @@ class Hub:
                 environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
             ),
             cache=folder(named) if named else (folder(hf_home) if hf_home else cache / "huggingface") / "hub",
-            remembered=cache / "orchestrator" / "hub",
+            remembered=cache_folder(environ) / "hub",
         )
 
     def store(self, repo: str) -> Store:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from orchestrator import inventory
 from orchestrator.inventory import Entry, scan, select
+from orchestrator.model_files import default_cache
+from orchestrator.model_hub_store import Hub
 from tests.gguf_files import F32, LLAMA_KEYS, Q8_0, Key, gguf_bytes, tiny_llama
 
 MMPROJ: list[Key] = [
@@ -385,6 +387,15 @@ def test_variables_move_the_usual_places_good(tmp_path: Path) -> None:
     assert inventory.places(environ) == (tmp_path / "llama", tmp_path / "hf/hub")
     environ["HF_HUB_CACHE"] = str(tmp_path / "hub")
     assert inventory.places(environ) == (tmp_path / "llama", tmp_path / "hub")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
+def test_what_is_fetched_or_put_together_is_found_good(tmp_path: Path, variable: str) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "not/absolute", variable: str(tmp_path / "hub")}
+    ours = (Hub.of(environ).cache, default_cache(environ))
+    for folder in ours:
+        folder.mkdir(parents=True)
+    assert inventory.places(environ) == ours
 
 
 def listed(letter: str, **fields: Any) -> Entry:
