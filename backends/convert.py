@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backends import convert_gguf
 from orchestrator import gguf_header
-from orchestrator.errors import BackendError, UnsupportedModel
+from orchestrator.errors import BackendError, UnsupportedModel, describe_returncode
 from orchestrator.model_files import default_cache
 
 
@@ -65,20 +65,11 @@ def convert(gguf: Path, folder: Path, python: str) -> Path:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as unfinished:
-        done = subprocess.run(
+        run(
             [python, "-I", convert_gguf.__file__, str(gguf), unfinished],
+            f"{gguf} could not be converted",
             env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "-1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
         )
-        if done.returncode:
-            tail = done.stdout.decode("utf-8", "replace").split("\n")
-            raise BackendError(
-                f"convert: {gguf} could not be converted: exit code {done.returncode}",
-                log_tail=[line for line in tail if line.strip()][-20:],
-            )
         shutil.rmtree(folder, ignore_errors=True)
         try:
             Path(unfinished).replace(folder)
@@ -88,3 +79,31 @@ def convert(gguf: Path, folder: Path, python: str) -> Path:
             return folder
         Path(unfinished).mkdir()  # for the context to remove
     return folder
+
+
+def run(argv: Sequence[str], failed: str, *, env: Mapping[str, str] | None = None) -> None:
+    """Run a program that writes another form of a model, however long it takes.
+
+    Args:
+        argv: the program.
+        failed: what to say when it did not succeed.
+        env: its environment, by default ours.
+
+    Raises:
+        BackendError: it failed; its last lines are in the log tail.
+
+    """
+    done = subprocess.run(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode:
+        tail = done.stdout.decode("utf-8", "replace").split("\n")
+        raise BackendError(
+            f"convert: {failed}: {describe_returncode(done.returncode)}",
+            log_tail=[line for line in tail if line.strip()][-20:],
+        )

@@ -7,15 +7,14 @@ precisions, when llama-server reads the same.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from backends.convert import place
+from backends.convert import place, run
 from orchestrator import gguf_header
 from orchestrator.backend import Binary
-from orchestrator.errors import BackendError, BinaryMissing, UnsupportedModel
+from orchestrator.errors import BinaryMissing, UnsupportedModel
 
 PROGRAM = "llama-quantize"
 HINT = "take a build of llama.cpp that has it, or put it on PATH"
@@ -73,17 +72,8 @@ def _make(gguf: Path, target: Path, weights: str, program: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
         unfinished = Path(folder) / target.name
-        done = subprocess.run(
+        run(
             [program, "--allow-requantize", str(gguf), str(unfinished), weights.upper()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
+            f"{gguf} could not be made into {weights}",
         )
-        if done.returncode:
-            tail = done.stdout.decode("utf-8", "replace").split("\n")
-            raise BackendError(
-                f"convert: {gguf} could not be made into {weights}: exit code {done.returncode}",
-                log_tail=[line for line in tail if line.strip()][-20:],
-            )
         return unfinished.replace(target)

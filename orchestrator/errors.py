@@ -192,6 +192,11 @@ def describe_exit(code: int | None, signal: int | None) -> str:
     return "ended for an unknown reason" if code is None else f"exit code {code}"
 
 
+def describe_returncode(returncode: int) -> str:
+    """Say how a process ended from what `subprocess` tells, a signal's number being negative there."""
+    return describe_exit(None, -returncode) if returncode < 0 else describe_exit(returncode, None)
+
+
 class ExitedEarly(StartError):
     """The engine ended before it was ready.
 

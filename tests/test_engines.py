@@ -235,7 +235,7 @@ def test_what_a_package_changes_of_itself_at_first_is_no_damage_good(kitchen: Ki
 
 
 def test_what_finishes_it_has_to_work_bad(kitchen: Kitchen) -> None:
-    with pytest.raises(BackendError, match="ended with 3"):
+    with pytest.raises(BackendError, match="exit code 3"):
         kitchen.install(replace(kitchen.recipe, finish=("-c", "raise SystemExit(3)")))
     assert kitchen.known is None
 

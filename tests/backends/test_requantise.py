@@ -77,6 +77,14 @@ def test_a_failure_leaves_nothing_bad(llama: Path, environ: dict[str, str], tmp_
     assert list((tmp_path / "cache" / "orchestrator" / "models").iterdir()) == []
 
 
+def test_a_tool_that_is_killed_is_told_as_such_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    quantize = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(BackendError, match="into bf16: killed by SIGKILL"):
+        requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True)
+
+
 def test_the_tool_is_beside_the_server_or_on_path_good(tmp_path: Path) -> None:
     build, bin_, elsewhere = (tmp_path / name for name in ("build", "bin", "elsewhere"))
     for folder in (build, bin_, elsewhere):
