@@ -34,6 +34,8 @@ def compare(
 ) -> Comparison:
     """Compare arms; those of ours are started and stopped.
 
+    Ctrl-C, SIGTERM or SIGHUP end it early, and the answer is for what was measured until then.
+
     Args:
         subjects: profiles' paths, or URLs of servers that run.
         workload: what is asked; default: ``slots`` when slots are varied, else ``decode``.

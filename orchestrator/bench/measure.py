@@ -39,6 +39,8 @@ def measure(
 ) -> Measurement:
     """Measure one engine; started and stopped if it is ours.
 
+    Ctrl-C, SIGTERM or SIGHUP end it early, and what was measured until then is returned.
+
     Args:
         subject: a profile's path, or the URL of a server that runs.
         workloads: presets by name, or workloads.

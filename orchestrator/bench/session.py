@@ -6,6 +6,7 @@ What is slow or blocks (counters, logs, parsing) happens between the rounds, nev
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from orchestrator.bench.workload import WorkloadError
 from orchestrator.errors import Incomparable, RequestError
 
 WARM_UPS = 2  # tries: what fails twice in a row is no accident
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 Answer = TypeVar("Answer")
 
 
@@ -254,7 +256,14 @@ def material(targets: Sequence[Target], workload: Workload) -> Material:
 
 
 def run(main: Coroutine[Any, Any, Answer]) -> Answer:
-    """Run to the end on a uvloop of its own; from within a running loop (a notebook) in a thread."""
+    """Run to the end on a uvloop of its own; from within a running loop (a notebook) in a thread.
+
+    Ctrl-C cancels `main`, as with `asyncio.run`, and so do SIGTERM and SIGHUP where nobody else heeds them.
+
+    Raises:
+        KeyboardInterrupt: `main` was cancelled by one of them, and has nothing to return.
+
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -283,6 +292,36 @@ def _run(main: Coroutine[Any, Any, Answer]) -> Answer:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(0.001)  # supervisors' threads give way to the loop that stamps
         try:
-            return runner.run(main)
+            return runner.run(_heeding(main))
         finally:
             sys.setswitchinterval(interval)
+
+
+async def _heeding(main: Coroutine[Any, Any, Answer]) -> Answer:
+    """Let the signals that ask for the end do what Ctrl-C does; nohup means what it says.
+
+    Only the first one does anything: `timeout` sends it twice, and the second must not cut short the first's
+    way out. Whoever can't wait has SIGKILL.
+    """
+    task, loop, asked = asyncio.current_task(), asyncio.get_running_loop(), False
+    assert task is not None
+
+    def end() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            task.cancel()
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    taken = [each for each in ENDS if main_thread and signal.getsignal(each) is signal.SIG_DFL]
+    for each in taken:
+        loop.add_signal_handler(each, end)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if asked:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        for each in taken:
+            loop.remove_signal_handler(each)

@@ -100,8 +100,8 @@ def bench(
     """Measure an engine: decode and prefill rates, time to the first token, throughput at several streams.
 
     Without options it runs the three classics: 128 tokens of decode, time to the first token, and 1, 2, 4,
-    ... streams up to the slots there are. Ctrl-C keeps what was measured, and `orchestrator history` shows it
-    again.
+    ... streams up to the slots there are. Ctrl-C or SIGTERM keeps what was measured, and `orchestrator
+    history` shows it again.
     """
     if self_test:
         return _self_test(as_json)

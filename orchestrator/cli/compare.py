@@ -62,8 +62,8 @@ def compare(
 ) -> int:
     """Compare engines or settings, with a verdict: a faster, b faster, equivalent, or inconclusive.
 
-    Rounds run in ABBA pairs with the same prompts. Exit code 5 when the arms can't be compared. Ctrl-C keeps
-    what was measured and says what it is worth. `orchestrator history` shows it again.
+    Rounds run in ABBA pairs with the same prompts. Exit code 5 when the arms can't be compared. Ctrl-C or
+    SIGTERM keeps what was measured and says what it is worth. `orchestrator history` shows it again.
     """
     from orchestrator import bench as benches
     from orchestrator.cli import report

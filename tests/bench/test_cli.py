@@ -75,40 +75,25 @@ def test_compare_refuses_with_5_and_says_why_bad(fake: Write) -> None:
     assert "came from a cache" in error["message"]
 
 
-@pytest.mark.parametrize("command", [("compare", "--aa"), ("bench", "--preset", "decode")])
-def test_ctrl_c_before_anything_was_measured_says_so_bad(fake: Write, command: tuple[str, ...]) -> None:
-    profile = fake("loads", {"load_time": 60.0})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", command[0], profile, *command[1:], *SHORT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "starting" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    out, rest = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, rest
-    assert rest.splitlines()[-1] == "interrupted before anything was measured"
-    assert not out
-
-
-@pytest.mark.parametrize(
-    ("command", "moment", "said"),
+# how a measurement is asked to end: by Ctrl-C; as `timeout` does it, and from a script that runs it with &;
+# by a terminal that is closed
+ASKED = pytest.mark.parametrize(
+    ("setting", "signals"),
     [
-        (("compare", "--aa", "--pairs", "200"), "pair 3 of 200", "interrupted after 2 of 200 pairs"),
-        (("bench", "--rounds", "200", "--preset", "decode"), "round 3 of 200", "interrupted in decode"),
+        (":", [signal.SIGINT]),
+        ("trap '' INT", [signal.SIGTERM, signal.SIGTERM]),
+        (":", [signal.SIGHUP]),
     ],
+    ids=["ctrl-c", "timeout", "hangup"],
 )
-def test_ctrl_c_keeps_what_was_measured_good(
-    fake: Write, command: tuple[str, ...], moment: str, said: str
-) -> None:
-    profile = fake("slow", {"rate": 60})
+
+
+def asked_to_end(
+    *arguments: str, setting: str, signals: list[signal.Signals], moment: str
+) -> tuple[int, str, str]:
+    """Run a command until it says a word, ask it to end, and return its exit code and what it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", command[0], profile, *command[1:], *SHORT],
+        ["/bin/sh", "-c", f'{setting}; exec "$@"', "sh", sys.executable, "-m", "orchestrator", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -119,12 +104,49 @@ def test_ctrl_c_keeps_what_was_measured_good(
     for line in process.stderr:
         lines.append(line)
         if moment in line:
-            process.send_signal(signal.SIGINT)
+            for number in signals:
+                process.send_signal(number)
             break
     out, rest = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, "".join(lines) + rest
+    return process.returncode, out, "".join(lines) + rest
+
+
+@ASKED
+@pytest.mark.parametrize("command", [("compare", "--aa"), ("bench", "--preset", "decode")])
+def test_an_end_before_anything_was_measured_is_said_bad(
+    fake: Write, command: tuple[str, ...], setting: str, signals: list[signal.Signals]
+) -> None:
+    profile = fake("loads", {"load_time": 60.0})
+    words = (command[0], profile, *command[1:], *SHORT)
+    code, out, err = asked_to_end(*words, setting=setting, signals=signals, moment="starting")
+    assert code == 130, err
+    assert err.splitlines()[-1] == "interrupted before anything was measured"
+    assert not out
+
+
+@ASKED
+@pytest.mark.parametrize(
+    ("command", "moment", "said"),
+    [
+        (("compare", "--aa", "--pairs", "200"), "pair 3 of 200", "interrupted after 2 of 200 pairs"),
+        (("bench", "--rounds", "200", "--preset", "decode"), "round 3 of 200", "interrupted in decode"),
+    ],
+)
+def test_an_end_keeps_what_was_measured_good(
+    fake: Write,
+    command: tuple[str, ...],
+    moment: str,
+    said: str,
+    setting: str,
+    signals: list[signal.Signals],
+) -> None:
+    profile = fake("slow", {"rate": 60})
+    words = (command[0], profile, *command[1:], *SHORT)
+    code, out, err = asked_to_end(*words, setting=setting, signals=signals, moment=moment)
+    assert code == 130, err
     assert said in out
     assert "decode_tok_s" in out
+    assert "kept as run" in err
 
 
 @pytest.mark.parametrize(
