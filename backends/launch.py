@@ -79,26 +79,9 @@ async def launch(
     port, name = lease.take(), secrets.token_hex(16)
     command = engine.prepared(plan, port, name)
     key = secrets.token_urlsafe(32)
-    cookie = f"{COOKIE}={name}"
-    child = process.Child(folder.log, cookie)
-    child.container = containers.of(plan, name, engine.environ)
-    if plan.device.gpus:
-        child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
-        child.cards = hardware.Live(engine.gpu_memory, plan.device.gpus)
-    child.tail.noise = engine.noise_on_cpu if plan.device.kind == "cpu" else None
+    child = await _child(engine, plan, name)
     spawned(child)
-    record: dict[str, Any] = {
-        "name": plan.profile.name,
-        "backend": engine.name,
-        "profile": str(plan.profile.source or ""),
-        "owner": os.getpid(),
-        "boot": boot_id(),
-        "session": 0,
-        "cookie": cookie,
-        "temporary": str(child.temporary),
-        "port": port,
-        "processes": {},
-    }
+    record = _record(engine, plan, child, port)
     if child.container is not None:
         # before there is a container: whoever cleans up must know that it is alive, or find it
         record["container"] = child.container.record()
@@ -120,15 +103,9 @@ async def launch(
             )
         if child.error:
             raise BinaryMissing(f"{life.title}: {command.argv[0]}: {child.error}", profile=plan.profile.name)
+        known = {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())}
         try:
-            folder.write(
-                {
-                    **record,
-                    "session": child.pid,
-                    "guardian": child.guardian_pid,
-                    "processes": {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())},
-                }
-            )
+            folder.write({**record, "session": child.pid, "guardian": child.guardian_pid, "processes": known})
         except BackendError as error:
             if not life.restarts:
                 raise
@@ -142,6 +119,34 @@ async def launch(
         await end(engine, child)
         raise
     return child, endpoint
+
+
+async def _child(engine: SubprocessBackend, plan: Plan, name: str) -> process.Child:
+    """Return what will be launched, with what watches its cards: as they are before it starts."""
+    assert engine.life.folder is not None
+    child = process.Child(engine.life.folder.log, f"{COOKIE}={name}")
+    child.container = containers.of(plan, name, engine.environ)
+    if plan.device.gpus:
+        child.gpus = await asyncio.to_thread(hardware.Watch, engine.gpu_memory, plan.device.gpus)
+        child.cards = hardware.Live(engine.gpu_memory, plan.device.gpus)
+    child.tail.noise = engine.noise_on_cpu if plan.device.kind == "cpu" else None
+    return child
+
+
+def _record(engine: SubprocessBackend, plan: Plan, child: process.Child, port: int) -> dict[str, Any]:
+    """Return what others read of a launch, and what cleans up after it; no process is there yet."""
+    return {
+        "name": plan.profile.name,
+        "backend": engine.name,
+        "profile": str(plan.profile.source or ""),
+        "owner": os.getpid(),
+        "boot": boot_id(),
+        "session": 0,
+        "cookie": child.cookie,
+        "temporary": str(child.temporary),
+        "port": port,
+        "processes": {},
+    }
 
 
 def _clear(engine: SubprocessBackend, container: containers.Container) -> None:

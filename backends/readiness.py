@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import ssl
 from collections.abc import Callable
@@ -44,27 +45,28 @@ class Probe:
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
 
-    async def status(self, path: str) -> int | None:
-        """Return the HTTP status of a path, None when nobody answers in time."""
+    async def _get(self, path: str) -> httpx.Response | None:
         try:
-            return (await self.client.get(path)).status_code
+            return await self.client.get(path)
         except httpx.HTTPError:
             return None
+
+    async def status(self, path: str) -> int | None:
+        """Return the HTTP status of a path, None when nobody answers in time."""
+        response = await self._get(path)
+        return None if response is None else response.status_code
 
     async def text(self, path: str) -> str | None:
         """Return a path's body, None when nobody answers well in time."""
-        try:
-            response = await self.client.get(path)
-        except httpx.HTTPError:
-            return None
-        return response.text if response.is_success else None
+        response = await self._get(path)
+        return response.text if response is not None and response.is_success else None
 
     async def json(self, path: str) -> Any:
         """Return a path's JSON, None when there is none."""
+        body = await self.text(path)
         try:
-            response = await self.client.get(path)
-            return response.json() if response.is_success else None
-        except (httpx.HTTPError, ValueError):
+            return None if body is None else json.loads(body)
+        except ValueError:
             return None
 
     async def model_ids(self) -> list[str] | None:
