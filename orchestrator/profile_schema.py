@@ -109,8 +109,8 @@ class Restart(_Keys):
     window: float = Field(
         default=300, gt=0, le=31_536_000, description="Seconds over which restarts are counted."
     )
-    backoff: tuple[Annotated[float, Field(ge=0, le=86_400)], Annotated[float, Field(ge=0, le=86_400)]] = (
-        Field(default=(0.5, 30), description="Shortest and longest wait before a restart, in seconds.")
+    backoff: Annotated[tuple[Wait, Wait], AfterValidator(_ordered)] = Field(
+        default=(0.5, 30), description="Shortest and longest wait before a restart, in seconds."
     )
 
 
