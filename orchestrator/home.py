@@ -132,11 +132,6 @@ class RunFolder:
         """Say whether it belongs to one run of one program (NAME~PID-N) rather than to a name."""
         return "-" in self.name.partition("~")[2]
 
-    @property
-    def owned(self) -> bool:
-        """Say whether this object holds the lock."""
-        return self._lock is not None
-
     def release(self, *, remove: bool = False, forget: bool = True) -> None:
         """Give ownership up and forget the record; the log stays unless the whole folder is to go."""
         if self._lock is not None:
@@ -145,10 +140,7 @@ class RunFolder:
                     (self.path / "record.json").unlink(missing_ok=True)
                 if remove:
                     shutil.rmtree(self.path, ignore_errors=True)
-            fd, self._lock = (
-                self._lock,
-                None,
-            )  # in this order: a fork in between must not close it again
+            fd, self._lock = self._lock, None  # in this order: a fork in between must not close it again
             os.close(fd)
 
     def disown(self) -> None:
