@@ -33,6 +33,7 @@ NOTE = (
     "two runs at two times, each with one launch: what changed on the machine in between counts as a "
     "difference; compare runs both sides in turns"
 )
+SMALLEST = 1e-100  # of any metric, in its unit; below it there is nothing, and no logarithm to trust
 _MEMORY = 0.05  # of the machine's: kernels keep a little more or less for themselves
 
 
@@ -120,7 +121,7 @@ class _Part:
 
     def values(self, metric: str) -> list[float]:
         found = (each.metrics.get(metric, 0.0) for each in self.rounds if not each.void)
-        return [value for value in found if value > 0]
+        return [value for value in found if value >= SMALLEST]
 
 
 def against(

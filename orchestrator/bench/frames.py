@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from orchestrator.bench.values import FORMAT, Comparison, Measurement, Round, Sample
 from orchestrator.errors import OrchestratorError
+
+LARGEST = 1e100
+"""No figure is larger: what is made of such numbers (a power, a sum) would leave the range of floats."""
 
 
 class ReportError(OrchestratorError):
@@ -58,7 +62,7 @@ def from_json(data: bytes) -> Measurement | Comparison:
     """Return the result in a JSON document.
 
     Raises:
-        ReportError: it is none, or of a version that this program does not know.
+        ReportError: it is none, of a version that this program does not know, or holds what can't be.
 
     """
 
@@ -82,7 +86,24 @@ def from_json(data: bytes) -> Measurement | Comparison:
                 advice="read it with the version of the orchestrator that wrote it",
             )
         written = head.version
-        return msgspec.json.decode(data, type=kinds[head.kind])
+        found = msgspec.json.decode(data, type=kinds[head.kind])
+        if any(abs(number) > LARGEST for number in _figures(found)):
+            raise msgspec.ValidationError(f"Expected figures of at most {LARGEST:g}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         advice = f"version {written} of the orchestrator wrote it" if written else None
         raise ReportError(f"bench: the report can't be read: {error}", advice=advice) from error
+    return found
+
+
+def _figures(value: object) -> Iterator[float]:
+    """Yield every number with a fraction that a value holds, however deep."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _figures(getattr(value, name))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _figures(each)
+    elif isinstance(value, dict):
+        yield from _figures(tuple(value.values()))

@@ -7,13 +7,20 @@ refuse another major version.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 FORMAT = "orchestrator-bench/1"
 
 Answer = Literal["a_faster", "b_faster", "equivalent", "inconclusive"]
+
+# What a reader may rely on: a report comes from a file that anybody may have written.
+Moment = Annotated[float, Meta(ge=0, le=1e11)]  # seconds since the epoch, until the year 5138
+Count = Annotated[int, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=1e-12, le=1e12)]
+Lengths = Annotated[tuple[Count, ...], Meta(min_length=1)]
 
 METRICS: dict[str, tuple[str, str, bool]] = {
     # name: unit, what it is, whether more is better
@@ -44,12 +51,12 @@ class Workload(Value, frozen=True, kw_only=True):
     """
 
     name: str
-    prompt_tokens: tuple[int, ...] = (64,)
-    output_tokens: tuple[int, ...] = (128,)
-    concurrency: int = 1
-    requests: int = 1
+    prompt_tokens: Lengths = (64,)
+    output_tokens: Lengths = (128,)
+    concurrency: Count = 1
+    requests: Count = 1
     rate: float = 0.0
-    prefix_tokens: int = 0
+    prefix_tokens: Count = 0
     prompts: str | None = None
     metric: str = "decode_tok_s"
 
@@ -132,7 +139,7 @@ class Round(Value, frozen=True, kw_only=True):
     pair: int
     position: int
     attempt: int
-    started_at: float
+    started_at: Moment
     duration_s: float
     metrics: dict[str, float]
     samples: tuple[Sample, ...]
@@ -161,8 +168,8 @@ class Arm(Value, frozen=True, kw_only=True):
     model_path: str | None = None
     model_hash: str | None = None
     quantisation: str | None = None
-    context: int | None = None
-    slots: int | None = None
+    context: Count | None = None
+    slots: Count | None = None
     device: str | None = None
     overrides: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
@@ -244,7 +251,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     kind: Literal["bench"] = "bench"
     format: str = FORMAT
     version: str
-    started_at: float
+    started_at: Moment
     seed: int
     arm: Arm
     results: tuple[WorkloadResult, ...]
@@ -273,18 +280,18 @@ class Decision(Value, frozen=True, kw_only=True):
 
     arm_a: str
     arm_b: str
-    metric: str
+    metric: Annotated[str, Meta(min_length=1)]
     unit: str
     primary: bool
     answer: Answer
     a: float | None
     b: float | None
-    ratio: float
-    low: float | None
-    high: float | None
+    ratio: Ratio
+    low: Ratio | None
+    high: Ratio | None
     confidence: float
-    pairs: int
-    ratios: tuple[float, ...]
+    pairs: Count
+    ratios: tuple[Ratio, ...]
     p_difference: float
     p_equivalence: float
     smallest_detectable: float | None
@@ -296,7 +303,7 @@ class Design(Value, frozen=True, kw_only=True):
     """What was declared before anything was measured."""
 
     metrics: tuple[str, ...]
-    margin: float
+    margin: Annotated[float, Meta(gt=0, lt=1)]
     confidence: float
     pairs: int
     order: tuple[tuple[int, ...], ...]
@@ -317,13 +324,13 @@ class Comparison(Value, frozen=True, kw_only=True):
     kind: Literal["compare"] = "compare"
     format: str = FORMAT
     version: str
-    started_at: float
+    started_at: Moment
     seed: int
     verdict: Answer
     workload: Workload
     design: Design
-    arms: tuple[Arm, ...]
-    decisions: tuple[Decision, ...]
+    arms: Annotated[tuple[Arm, ...], Meta(min_length=2)]
+    decisions: Annotated[tuple[Decision, ...], Meta(min_length=1)]
     others: tuple[Decision, ...]
     rounds: tuple[Round, ...]
     machine: Machine

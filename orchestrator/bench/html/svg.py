@@ -172,12 +172,13 @@ def short(words: str, most: float = 24.0) -> str:
     words = " ".join(shown(words).split())
     if sum(map(_breadth, words)) <= most:
         return words
-    head, tail = words[: len(words) // 2], words[len(words) // 2 :]
-    while sum(map(_breadth, head)) > most / 2:
-        head = head[:-1]
-    while sum(map(_breadth, tail)) > most / 2:
-        tail = tail[1:]
-    return f"{head}…{tail}"
+    return f"{_fitting(words, most / 2)}…{_fitting(words[::-1], most / 2)[::-1]}"
+
+
+def _fitting(words: str, most: float) -> str:
+    """Return the beginning that is no broader."""
+    breadths = itertools.accumulate(map(_breadth, words))
+    return words[: sum(1 for _ in itertools.takewhile(lambda breadth: breadth <= most, breadths))]
 
 
 def _breadth(character: str) -> float:
