@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import NotAModel
 from orchestrator.gguf_cursor import ByteOrder
@@ -20,7 +19,7 @@ from orchestrator.gguf_keys import Keys, Kind, fault
 from orchestrator.gguf_known import Known
 from orchestrator.gguf_walk import Tensor, Value, Walk, walk
 
-__all__ = ["DEFAULT_CONTEXT", "Header", "Split", "Tensor", "describe", "effective_context", "read", "shards"]
+__all__ = ["DEFAULT_CONTEXT", "Header", "Split", "Tensor", "effective_context", "read", "shards"]
 
 DEFAULT_CONTEXT = 4096  # tokens
 
@@ -206,26 +205,6 @@ def effective_context(native: int | None, cap: int | None) -> tuple[int, str]:
         assert native is not None
         return native, "the model's own limit"
     return cap, "the profile" if native is None else f"the profile, the model allows {native}"
-
-
-def describe(header: Header) -> dict[str, Any]:
-    """Return what a person or a program wants to know of a model, as JSON types."""
-    plain = (
-        "kind", "architecture", "name", "size_label", "parameters", "quantisation", "quantisation_source",
-        "context", "layers", "embedding", "feed_forward", "heads", "kv_heads", "key_length", "value_length",
-        "sliding_window", "experts", "experts_used", "vocabulary", "tokenizer", "bos_id", "eos_id",
-        "add_bos", "add_bos_source", "version", "byte_order", "file_size", "tensor_bytes",
-    )  # fmt: skip
-    described = {name: getattr(header, name) for name in plain}
-    bits = header.bits_per_weight
-    return {
-        "path": str(header.path),
-        "shards": len(header.paths),
-        **{name: list(value) if isinstance(value, tuple) else value for name, value in described.items()},
-        "bits_per_weight": None if bits is None else round(bits, 2),
-        "chat_template": header.chat_template is not None,
-        "tensors": {kind: {"count": count, "bytes": size} for kind, (count, size) in header.types.items()},
-    }
 
 
 def _split(walked: Walk) -> Split | None:
