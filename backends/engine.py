@@ -97,7 +97,13 @@ class Engine:
     def find_model(
         self, profile: Profile, environ: Mapping[str, str]
     ) -> tuple[Path, Header | HfModel | None]:
-        """Find the model in the form that the engine reads, and what it says of itself: here a GGUF file."""
+        """Find the model in the form that the engine reads, and what it says of itself: here a GGUF file.
+
+        Raises:
+            NotFetched: it is on the hub and not here; tells what gets it.
+            ModelError: it is missing, broken, or nothing that the engine reads.
+
+        """
         path = model_files.resolve(
             profile.model, directory=profile.directory, environ=environ, progress=self.assembling
         )
@@ -111,7 +117,13 @@ class Engine:
         return model_files.adapters(profile.model, directory=profile.directory, environ=environ)
 
     def settle(self, plan: Plan, machine: Machine) -> Plan:
-        """Refuse what the engine can't do, with what to do instead; or return the plan, with notes added."""
+        """Refuse what the engine can't do, with what to do instead; or return the plan, with notes added.
+
+        Raises:
+            ProfileError: the profile asks for something that the engine has not.
+            UnsupportedModel: the engine can't serve the model in this way.
+
+        """
         del machine
         return plan
 
@@ -125,7 +137,7 @@ class Engine:
         raise NotImplementedError
 
     def confirm(self, props: Any, plan: Plan) -> str | None:
-        """Compare what the ready engine says of itself with the plan; returns what differs."""
+        """Compare what the ready engine says of itself with the plan; returns what differs, in words."""
         del props, plan
         return None
 
@@ -133,7 +145,12 @@ class Engine:
 def ask_devices(
     engine: type[Engine], binary: Binary, environ: Mapping[str, str], *, named_by_user: bool
 ) -> frozenset[str]:
-    """Return the device kinds that a program drives, as it says itself."""
+    """Return the device kinds that a program drives, as it says itself.
+
+    Raises:
+        BinaryMissing: it is not this engine's program, or did not answer in time.
+
+    """
     anything = frozenset(hardware.KINDS)
     if Path(binary.argv[0]).name in CLIENTS:
         return anything

@@ -89,7 +89,14 @@ class Lifecycle:
 
     # -- the callers' side ----------------------------------------------------------------------------------
     def wait_ready(self, timeout: float | None) -> Endpoint:
-        """Wait for the endpoint of a ready engine."""
+        """Wait for the endpoint of a ready engine, at most `timeout` seconds unless that is None.
+
+        Raises:
+            StartTimeout: it is not ready by then; it goes on.
+            StartCancelled: it was stopped.
+            OrchestratorError: what ended it.
+
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.changed:
             while True:

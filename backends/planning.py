@@ -149,5 +149,5 @@ def _refuse_reserved(engine: SubprocessBackend, profile: Profile) -> None:
 
 
 def _flag(arg: str) -> str:
-    """Return an argument's flag; both engines read ``--max_model_len`` as ``--max-model-len``."""
+    """Return an argument's flag: engines may read ``--max_model_len`` as ``--max-model-len``."""
     return arg.partition("=")[0].replace("_", "-")

@@ -211,7 +211,18 @@ class Child:
     async def launch(
         self, command: Command, *, inherited: Mapping[str, str], cwd: Path, grace: float
     ) -> None:
-        """Start the guardian, hand it its order and wait until the engine runs (or could not)."""
+        """Start the guardian, hand it its order and wait until the engine runs; else `error` says why not.
+
+        Args:
+            command: the engine's.
+            inherited: the environment over which the command's is laid.
+            cwd: the engine's working directory.
+            grace: seconds between TERM and KILL when we are gone.
+
+        Raises:
+            StartError: the guardian itself did not answer.
+
+        """
         ours, theirs = socket.socketpair()
         self._control = ours
         _launched.add(self)

@@ -29,7 +29,12 @@ from orchestrator.errors import BackendError
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the state folder, made private if it had to be made."""
+    """Return the state folder, made private if it had to be made.
+
+    Raises:
+        BackendError: there is no home folder, or it can't be made.
+
+    """
     named = environ.get("ORCHESTRATOR_HOME")
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
     try:
@@ -55,6 +60,10 @@ def private(path: Path) -> Path:
 
     One that was there is left as it is: it may be a folder that others share on purpose, and what is made
     in it is private all the same.
+
+    Raises:
+        BackendError: it can't be made.
+
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -73,7 +73,19 @@ def overridden(value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What speaks for or against a GPU being integrated; see `judge`."""
+    """What speaks for or against a GPU being integrated; see `judge`. Sizes are bytes.
+
+    Attributes:
+        gfx: LLVM target, None when it is not known.
+        core: version of the graphics core (``11.0.3``), ``?`` for a part that can't be read.
+        node_cpu_cores: processor cores in its KFD node.
+        vram: its own memory.
+        gtt: system memory that it may map.
+        bank: what KFD counts as its memory.
+        unique_id: whether it has one.
+        name: marketing name.
+
+    """
 
     gfx: str | None
     core: str | None
