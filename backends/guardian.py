@@ -171,7 +171,9 @@ def exec_engine(order: dict[str, Any], output: int, failure: int, libc: ctypes.C
         os.chdir(order["cwd"])
         os.execvpe(order["argv"][0], order["argv"], order["env"])  # noqa: S606 - an argv list, no shell
     except OSError as error:
-        os.write(failure, marshal.dumps({"error": error.strerror or str(error), "errno": error.errno}))
+        os.write(
+            failure, marshal.dumps({"error": (error.strerror or str(error)).lower(), "errno": error.errno})
+        )
     finally:
         os._exit(127)
 
@@ -211,7 +213,7 @@ class Guardian:
             self.log = Log(self.order["log"], self.order["log_bytes"], self.order["log_files"])
             os.mkdir(self.order["temporary"], 0o700)  # noqa: PTH102
         except OSError as error:
-            self.say(error=f"{error.filename} can't be written: {error.strerror}")
+            self.say(error=f"{error.filename} can't be written: {(error.strerror or str(error)).lower()}")
             return False
         self.output, write_end = os.pipe()
         with ignoring(OSError):

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,15 +86,15 @@ async def launch(
         # before there is a container: whoever cleans up must know that it is alive, or find it
         record["container"] = child.container.record()
         folder.write(record)
-        await asyncio.to_thread(_clear, engine, child.container)
+        with _titled(engine):
+            await asyncio.to_thread(child.container.clear, home.home(engine.environ))
+    # the key is in the environment alone: command lines are everybody's to read
+    command = replace(command, env={**command.env, engine.key_variable: key})
     try:
-        await child.launch(
-            # the key is in the environment alone: command lines are everybody's to read
-            replace(command, env={**command.env, engine.key_variable: key}),
-            inherited=engine.environ,
-            cwd=Path("/"),
-            grace=plan.profile.timeouts.stop,
-        )
+        with _titled(engine):
+            await child.launch(
+                command, inherited=engine.environ, cwd=Path("/"), grace=plan.profile.timeouts.stop
+            )
         if child.error and not child.missing:
             raise StartError(
                 f"{life.title}: {child.error}",
@@ -102,7 +102,11 @@ async def launch(
                 advice=f"see to it that {folder.path} is yours and has room",
             )
         if child.error:
-            raise BinaryMissing(f"{life.title}: {command.argv[0]}: {child.error}", profile=plan.profile.name)
+            raise BinaryMissing(
+                f"{life.title}: {command.argv[0]}: {child.error}",
+                profile=plan.profile.name,
+                advice="see whether it runs by hand, and whether it was made for this machine",
+            )
         known = {str(pid): start_time(pid) for pid in (child.guardian_pid, *child.tree())}
         try:
             folder.write({**record, "session": child.pid, "guardian": child.guardian_pid, "processes": known})
@@ -149,10 +153,11 @@ def _record(engine: SubprocessBackend, plan: Plan, child: process.Child, port: i
     }
 
 
-def _clear(engine: SubprocessBackend, container: containers.Container) -> None:
-    """Remove containers of dead launches; the client's faults get the title that all messages have."""
+@contextlib.contextmanager
+def _titled(engine: SubprocessBackend) -> Iterator[None]:
+    """Give faults of what knows no profile the title that all messages have."""
     try:
-        container.clear(home.home(engine.environ))
+        yield
     except StartError as fault:
         raise StartError(
             f"{engine.life.title}: {fault}", profile=engine.profile.name, advice=fault.advice

@@ -264,7 +264,10 @@ class Child:
                 await self.spawned.wait()
         except TimeoutError:
             self.process.kill()
-            raise StartError(f"the guardian did not start it within {SPAWN_SECONDS:g} s") from None
+            raise StartError(
+                f"the guardian did not start it within {SPAWN_SECONDS:g} s",
+                advice="is the machine busy, or its disk? try again",
+            ) from None
 
     def _say(self, **message: Any) -> None:
         if self.writer is None:  # nothing is there yet

@@ -146,7 +146,7 @@ def install(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BackendError(
-            f"engines: {place} can't be made: {error.strerror}",
+            f"engines: {place} can't be made: {(error.strerror or str(error)).lower()}",
             advice="set ORCHESTRATOR_ENGINES to a folder of yours",
         ) from error
     with _alone(place, tell) as lock:

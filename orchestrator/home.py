@@ -69,7 +69,7 @@ def private(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BackendError(
-            f"state folder: {path} can't be made: {error.strerror}",
+            f"state folder: {path} can't be made: {_why(error)}",
             advice="set ORCHESTRATOR_HOME to a folder of yours",
         ) from error
     return path
@@ -78,6 +78,10 @@ def private(path: Path) -> Path:
 # Open file description locks live and die with the descriptor as flock's do, and can be asked after.
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _WRITE_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 class RunFolder:
@@ -101,7 +105,7 @@ class RunFolder:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise BackendError(
-                f"state folder: {self.path / 'lock'} can't be opened: {error.strerror}",
+                f"state folder: {self.path / 'lock'} can't be opened: {_why(error)}",
                 advice=f"if nothing of yours runs from it, remove {self.path}",
             ) from error
         try:
@@ -171,7 +175,7 @@ class RunFolder:
             temporary.replace(self.path / "record.json")
         except OSError as error:
             raise BackendError(
-                f"state folder: {self.path} can't be written: {error.strerror}",
+                f"state folder: {self.path} can't be written: {_why(error)}",
                 advice="make room and see to it that it is yours, or set ORCHESTRATOR_HOME to another folder",
             ) from error
 

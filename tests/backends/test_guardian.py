@@ -143,7 +143,7 @@ def test_the_exit_code_is_told_good(guarded: Guarded, code: int) -> None:
 
 def test_a_program_that_is_not_there_is_told_bad(guarded: Guarded) -> None:
     guarded.send(guarded.order(argv=["/nowhere/engine"]))
-    assert guarded.hear("error") == "No such file or directory"
+    assert guarded.hear("error") == "no such file or directory"
     assert guarded.process.wait(30) == 0
 
 

@@ -402,6 +402,16 @@ def test_missing_program_bad(engine: Make) -> None:
         engine(command=("/nowhere/llama-server",)).start()
 
 
+def test_a_guardian_that_does_not_answer_is_told_with_title_and_advice_bad(
+    engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.process.SPAWN_SECONDS", 0.0)
+    backend = engine()
+    with pytest.raises(StartError, match=r"^llama-server: .*: the guardian did not start it") as caught:
+        backend.start()
+    assert (caught.value.profile, bool(caught.value.advice)) == (backend.profile.name, True)
+
+
 def test_a_name_runs_once_bad(fake_profile: Callable[..., Profile]) -> None:
     first = LlamaServer(fake_profile(), instance="fake")
     second = LlamaServer(fake_profile(), instance="fake")
