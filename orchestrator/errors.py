@@ -383,10 +383,19 @@ class Stalled(RequestError):
 
 
 class Incomparable(OrchestratorError):
-    """Two measurements must not be compared; `reasons` says why, one string each."""
+    """Two measurements must not be compared.
+
+    Attributes:
+        reasons: why, one string each.
+        voids: the rounds that were measured in vain, a line each: which one, of what, and why.
+
+    """
 
     exit_code = 5
 
-    def __init__(self, reasons: Sequence[str], *, advice: str | None = None) -> None:
+    def __init__(
+        self, reasons: Sequence[str], *, voids: Sequence[str] = (), advice: str | None = None
+    ) -> None:
         self.reasons = tuple(reasons)
+        self.voids = tuple(voids)
         super().__init__("compare: " + "; ".join(self.reasons), advice=advice)

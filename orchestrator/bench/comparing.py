@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 from orchestrator.bench import decide, gate, machine, statistics, workload
 from orchestrator.bench.declared import Declared
-from orchestrator.bench.measure import common_notes, started
+from orchestrator.bench.measure import VOIDED, common_notes, started
 from orchestrator.bench.prompts import Material
 from orchestrator.bench.selftest import self_test
 from orchestrator.bench.session import Progress, Session, material
 from orchestrator.bench.target import Target, fit_together
+from orchestrator.bench.text import void_lines
 from orchestrator.bench.values import (
     METRICS,
     Answer,
@@ -34,6 +35,7 @@ from orchestrator.errors import Incomparable
 
 LOOK = 0.25  # seconds between two looks at what resident rivals use of the processor
 AT_REST = 0.1  # of a core: less, and they are idle
+ELSEWHERE = "another round of its pair is void"  # a consequence: the reason is with the other one
 PATIENCE = 5.0  # seconds; then the round begins, and what they use counts among the others
 
 
@@ -198,7 +200,7 @@ class Comparing:
                 spent, attempt = spent + 1, attempt + 1
                 session.done = pair * len(self.targets)
                 if spent > self.declared.budget:
-                    raise Incomparable(self._why_void(), advice="measure on a quiet machine, or allow more")
+                    raise Incomparable(self._why_void(), voids=void_lines(self.rounds), advice=VOIDED)
                 continue
             pair, attempt = pair + 1, 0
             if pair in self.looks[:-1] and self._is_answered():
@@ -228,7 +230,7 @@ class Comparing:
     def _pair_faults(self, done: Sequence[Round]) -> str:
         """Return why a pair does not count, empty when it does."""
         if any(each.void for each in done):
-            return "another round of its pair is void"
+            return ELSEWHERE
         by_arm = {each.arm: each for each in done}
         base = by_arm[self.names[0]]
         faults = [
@@ -239,7 +241,8 @@ class Comparing:
         return "; ".join(faults)
 
     def _why_void(self) -> list[str]:
-        counts = Counter(f"{each.arm}: {reason}" for each in self.rounds for reason in each.void)
+        every = [(each.arm, reason) for each in self.rounds for reason in each.void if reason != ELSEWHERE]
+        counts = Counter(f"{arm}: {reason}" for arm, reason in every)
         shown = [f"{reason} (in {count} rounds)" for reason, count in counts.most_common(4)]
         return ["too many rounds were void", *shown]
 

@@ -16,11 +16,13 @@ from orchestrator.bench.server_view import DISAGREEMENT
 from orchestrator.bench.session import Progress, Session, material, run
 from orchestrator.bench.statistics import median, percentile
 from orchestrator.bench.target import Target
+from orchestrator.bench.text import void_lines
 from orchestrator.bench.values import Measurement, Percentiles, Round, Workload, WorkloadResult
 from orchestrator.errors import Incomparable
 
 ROUNDS = 6  # the fewest for which a 95 % interval exists
 BUDGET = 4  # void rounds of one workload that are repeated
+VOIDED = "mend what voids the rounds; where that is other programs, measure on a quiet machine"
 
 
 def measure(
@@ -146,7 +148,8 @@ async def _rounds(session: Session, target: Target, each: Workload, count: int, 
             if attempt > BUDGET:
                 raise Incomparable(
                     [f"{each.name}: too many void rounds; the last one: {'; '.join(done.void)}"],
-                    advice="measure on a quiet machine",
+                    voids=void_lines(found),
+                    advice=VOIDED,
                 )
             continue
         valid += 1

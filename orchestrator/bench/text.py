@@ -162,7 +162,9 @@ def markdown(result: Measurement | Comparison | Incomparable) -> str:
     """Return a result, or why there is none, for a pull request."""
     if isinstance(result, Incomparable):
         lines = ["### Not comparable: no verdict", "", *(f"- {quiet(reason)}" for reason in result.reasons)]
-        return "\n".join([*lines, *(["", quiet(result.advice)] if result.advice else []), ""])
+        lines += ["", quiet(result.advice)] if result.advice else []
+        lines += ["", *(f"- {quiet(line)}" for line in result.voids)] if result.voids else []
+        return "\n".join([*lines, ""])
     if isinstance(result, Comparison):
         a, b = quiet(result.arms[0].name), quiet(", ".join(arm.name for arm in result.arms[1:]))
         lines = [f"### {a} against {b}", ""]

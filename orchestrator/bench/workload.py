@@ -17,6 +17,7 @@ class WorkloadError(OrchestratorError):
     exit_code = 2
 
 
+SLOWEST, FASTEST = 0.001, 100_000.0  # of the open loop, requests a second: beyond lies infinity
 SOURCE = ("decode", "ttft", "slots")
 """The three benchmarks that this project's predecessor had."""
 
@@ -126,7 +127,8 @@ def changed(workload: Workload, **changes: Any) -> Workload:
         "output_tokens must be at least 1": min(found.output_tokens) < 1,
         "concurrency must be at least 1": found.concurrency < 1,
         "requests must be at least 1": found.requests < 1,
-        "rate must not be negative": found.rate < 0,
+        f"rate must be 0, or {SLOWEST:g} to {FASTEST:g} requests a second": found.rate != 0
+        and not SLOWEST <= found.rate <= FASTEST,
         "prefix_tokens must leave 8 tokens of each prompt": found.prefix_tokens > 0
         and found.prefix_tokens > min(found.prompt_tokens) - 8,
         f"no metric named {found.metric!r}; there are: {', '.join(METRICS)}": found.metric not in METRICS,

@@ -140,10 +140,10 @@ def bench(
             progress=tell,
         )
     try:
-        show(result, report.plain(result), folder, markdown=markdown, as_json=as_json)
+        written = show(result, folder, markdown=markdown, as_json=as_json)
     finally:  # a reader that left is no reason to forget it
         number = None if no_history else history.record(result)
-    code = INTERRUPTED if result.interrupted else 0
+    code = INTERRUPTED if result.interrupted else written
     if earlier is None:
         return code
     return _judge(earlier, Report(result, id=number), limit, fail_if_inconclusive, allowed, as_json) or code
@@ -265,16 +265,14 @@ def _line(step: Step) -> str:
     return f"{far}{step.text}" + (f", {left}" if left else "")
 
 
-def show(
-    result: Measurement | Comparison, plain: str, folder: Path | None, *, markdown: bool, as_json: bool
-) -> None:
-    """Write a result where it was asked for."""
+def show(result: Measurement | Comparison, folder: Path | None, *, markdown: bool, as_json: bool) -> int:
+    """Write a result where it was asked for, and print it; return the exit code."""
     from orchestrator.bench import text
     from orchestrator.cli import console, report
 
-    if folder is not None:
-        report.write(folder, result)
+    code = 0 if folder is None else report.write(folder, result)
     if as_json:
         console.document(result)
     else:
-        console.out(text.markdown(result) if markdown else plain)
+        console.out(text.markdown(result) if markdown else report.plain(result))
+    return code

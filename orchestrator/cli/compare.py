@@ -99,8 +99,8 @@ def compare(
             progress=tell,
         )
     try:
-        shared.show(result, report.plain(result), folder, markdown=markdown, as_json=as_json)
+        written = shared.show(result, folder, markdown=markdown, as_json=as_json)
     finally:  # a reader that left is no reason to forget it
         if not no_history:
             history.record(result)
-    return INTERRUPTED if result.interrupted else 0
+    return INTERRUPTED if result.interrupted else written

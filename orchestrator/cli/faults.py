@@ -35,11 +35,14 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
     if isinstance(error, ProfileError):
         found["problems"] = [problem(fault) for fault in error.problems]
-    for name in ("profile", "log_tail", "code", "signal", "attempts", "survivors", "status", "partial"):
+    for name in _TOLD:
         value = getattr(error, name, None)
         if value is not None and value != ():
             found[name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+_TOLD = ("profile", "log_tail", "code", "signal", "attempts", "survivors", "status", "partial", "voids")
 
 
 def problem(fault: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,40 +55,52 @@ def kept(folder: Path | None) -> Iterator[None]:
         UsageError: it can't be written.
 
     """
-    if folder is not None:
-        _write(folder, {})
+    if folder is None:
+        yield
+        return
+    if fault := _write(folder, {}):
+        raise UsageError(fault)
     try:
         yield
     except Incomparable as refusal:
-        if folder is not None:
-            write(folder, refusal)
+        write(folder, refusal)
         raise
 
 
-def write(folder: Path, result: Measurement | Comparison | Incomparable) -> None:
-    """Write a result, or why there is none, as JSON, as Markdown and as a page.
+def write(folder: Path, result: Measurement | Comparison | Incomparable) -> int:
+    """Write a result, or why there is none, as JSON, as Markdown and as a page: all three, or nothing.
 
-    Raises:
-        UsageError: the folder can't be written.
+    Returns:
+        The exit code. That it can't be written is told and no more: what there is to print must not be lost.
 
     """
     import msgspec
 
     from orchestrator.bench import text, to_json
     from orchestrator.bench.html import page
+    from orchestrator.cli import console
 
     if isinstance(result, Incomparable):
         document = msgspec.json.encode({"error": describe(result)})
     else:
         document = to_json(result)
     words = {MARKDOWN: text.markdown(result), HTML: page(result)}
-    _write(folder, {JSON: document, **{name: said.encode() for name, said in words.items()}})
+    fault = _write(folder, {JSON: document, **{name: said.encode() for name, said in words.items()}})
+    if fault is None:
+        return 0
+    console.err(console.plain(fault))
+    return UsageError.exit_code
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
+def _write(folder: Path, files: dict[str, bytes]) -> str | None:
+    """Write all files, or none and return why."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as made:
+            for name, data in files.items():
+                (Path(made) / name).write_bytes(data)
+            for name in files:
+                (Path(made) / name).replace(folder / name)
     except OSError as error:
-        raise UsageError(f"--output {folder}: can't be written: {error.strerror}") from error
+        return f"--output {folder}: can't be written: {error.strerror}"
+    return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,11 @@ import pytest
 from orchestrator.bench import from_json
 from orchestrator.bench.html import page
 from orchestrator.bench.text import markdown
+from orchestrator.bench.values import Measurement
+from orchestrator.cli import report
+from orchestrator.errors import Incomparable
 from tests.bench.conftest import Write
-from tests.bench.test_cli import SHORT, orchestrator
+from tests.bench.test_cli import PATIENCE, SHORT, orchestrator
 
 THREE = ["report.html", "report.json", "report.md"]
 
@@ -58,6 +63,63 @@ def test_a_folder_that_is_read_only_is_told_before_it_is_measured_bad(fake: Writ
     done = orchestrator("bench", fake("p"), "--output", str(locked / "out"))
     assert done.returncode == 2
     assert "Permission denied" in done.stderr
+
+
+def test_a_folder_that_takes_nothing_is_told_before_it_is_measured_bad(fake: Write) -> None:
+    done = orchestrator("bench", fake("p"), "--output", "/proc")
+    assert done.returncode == 2
+    assert "--output /proc: can't be written" in done.stderr
+    assert "warm-up" not in done.stderr
+
+
+FULL = """
+import os, sys, resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # a page is larger
+os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("asked", ["--json", "--markdown"])
+def test_a_disk_that_is_full_in_the_end_costs_nothing_but_the_files_ugly(
+    fake: Write, tmp_path: Path, own_home: Path, asked: str
+) -> None:
+    words = ("bench", fake("quick", {"rate": 300}), *SHORT, "--preset", "decode", "--rounds", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *words, "--output", str(tmp_path / "out"), asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "can't be written: File too large" in done.stderr
+    assert names(tmp_path / "out") == []  # the half of a page would be taken for one
+    if asked == "--json":
+        assert isinstance(from_json(done.stdout.encode()), Measurement)
+    else:
+        assert "decode_tok_s" in done.stdout
+
+
+def test_a_refusal_is_told_though_its_files_can_not_be_written_ugly(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def refuse() -> None:
+        out.rmdir()
+        out.write_text("in the way")
+        raise Incomparable(["too busy"])
+
+    with pytest.raises(Incomparable, match="too busy"), report.kept(out):
+        refuse()
+
+
+def test_void_rounds_are_kept_in_a_refusal_good(tmp_path: Path) -> None:
+    lines = ["void: round 1 (a): <too> busy", "void: round 2 (b): gone"]
+    with pytest.raises(Incomparable), report.kept(tmp_path):
+        raise Incomparable(["too many rounds were void"], voids=lines)
+    assert json.loads((tmp_path / "report.json").read_text())["error"]["voids"] == lines
+    assert "\n- void: round 1 (a): \\<too> busy\n" in (tmp_path / "report.md").read_text()
+    assert "<li>void: round 1 (a): &lt;too&gt; busy</li>" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("command", ["bench", "compare"])

@@ -275,8 +275,11 @@ def test_a_busy_client_voids_rounds_until_the_budget_is_spent_bad(servers: Start
 def test_an_engine_that_dies_at_every_round_is_refused_bad(fake: Write) -> None:
     """Each launch answers the warm-up and dies in the first round."""
     profile = fake("dying", {"rate": 400, "crash_request": 4})
-    with pytest.raises(Incomparable, match="too many rounds were void"):
+    with pytest.raises(Incomparable, match="too many rounds were void") as caught:
         compared(profile, fake("well", {"rate": 400}), budget=1)
+    assert not any(comparing.ELSEWHERE in reason for reason in caught.value.reasons)  # the causes only
+    assert any("(dying)" in line for line in caught.value.voids)
+    assert any(comparing.ELSEWHERE in line for line in caught.value.voids)
 
 
 # -- with engines of ours ---------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_an_unknown_preset_bad() -> None:
         ({"output_tokens": (0,)}, "at least 1"),
         ({"prefix_tokens": 60}, "must leave 8"),
         ({"metric": "speed"}, "no metric"),
-        ({"rate": -1.0}, "negative"),
+        *(({"rate": rate}, "rate must be 0, or") for rate in (-1.0, 1e-300, 1e300, math.inf, math.nan)),
     ],
 )
 def test_a_workload_that_makes_no_sense_bad(changes: dict[str, object], said: str) -> None:

@@ -35,7 +35,7 @@ def page(report: Report) -> str:
     """
     verdict = words.verdict(report)
     body = [_hero(report, verdict)]
-    body += [sections.refusal()] if isinstance(report, Incomparable) else _results(report)
+    body += sections.refusal(report) if isinstance(report, Incomparable) else _results(report)
     return _document(verdict.headline, body)
 
 

@@ -10,6 +10,7 @@ from orchestrator.bench.html.view import Group, began, clock, letter_of, percent
 from orchestrator.bench.statistics import median
 from orchestrator.bench.text import SHOWN, describe
 from orchestrator.bench.values import METRICS, Arm, Comparison, Machine, Measurement, Round, SelfTest
+from orchestrator.errors import Incomparable
 
 
 def section(title: str, *children: Child, class_: str | None = None) -> Markup:
@@ -307,9 +308,9 @@ def client(tested: SelfTest) -> Markup:
     )
 
 
-def refusal() -> Markup:
-    """Return why there is no figure."""
-    return section(
+def refusal(found: Incomparable) -> list[Markup]:
+    """Return why there is no figure, and what was measured in vain."""
+    why = section(
         "The gate",
         tag(
             "p",
@@ -319,6 +320,9 @@ def refusal() -> Markup:
             "Something of that did not hold, and no repetition would mend it, or none that was allowed did.",
         ),
     )
+    if not found.voids:
+        return [why]
+    return [why, section("Void rounds", tag("ul", [tag("li", line) for line in found.voids]))]
 
 
 def notes(lines: Sequence[str]) -> Markup | None:
