@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backends import convert_gguf
 from orchestrator import gguf_header
-from orchestrator.errors import BackendError, UnsupportedModel, describe_returncode
+from orchestrator.errors import BackendError, UnsupportedModel, describe_exit
 from orchestrator.model_files import default_cache
 
 
@@ -104,6 +104,6 @@ def run(argv: Sequence[str], failed: str, *, env: Mapping[str, str] | None = Non
     if done.returncode:
         tail = done.stdout.decode("utf-8", "replace").split("\n")
         raise BackendError(
-            f"convert: {failed}: {describe_returncode(done.returncode)}",
+            f"convert: {failed}: {describe_exit(done.returncode)}",
             log_tail=[line for line in tail if line.strip()][-20:],
         )

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit, describe_returncode
+from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit, describe_exit
 from orchestrator.hardware import Machine
 
 STAMP = "installed.json"
@@ -341,7 +341,7 @@ def _run(name: str, argv: list[str], env: Mapping[str, str], tell: Tell, lock: i
             raise
     if child.returncode:
         raise BackendError(
-            f"engines: installing {name} failed: {argv[0]}: {describe_returncode(child.returncode)}",
+            f"engines: installing {name} failed: {argv[0]}: {describe_exit(child.returncode)}",
             log_tail=tail,
             advice="mend what its last lines name and run it again; what was fetched is kept",
         )
@@ -369,7 +369,7 @@ def _version(name: str, argv: list[str], pattern: str, env: Mapping[str, str]) -
     said = done.stdout.decode("utf-8", "replace").split("\n")
     if done.returncode:
         raise BinaryMissing(
-            f"engines: {name} was installed but does not run: {describe_returncode(done.returncode)}",
+            f"engines: {name} was installed but does not run: {describe_exit(done.returncode)}",
             log_tail=[line for line in said if line.strip()][-20:],
         )
     told = re.findall(pattern, "\n".join(said))

@@ -180,21 +180,18 @@ class PortTaken(StartError):
     """Another process owns the port that the engine should have had."""
 
 
-def describe_exit(code: int | None, signal: int | None) -> str:
-    """Say how a process ended: ``exit code 1`` or ``killed by SIGKILL``."""
+def describe_exit(code: int | None, signal: int | None = None) -> str:
+    """Say how a process ended, ``exit code 1`` or ``killed by SIGKILL``; `subprocess` has signals below 0."""
     import signal as signals
 
+    if code is not None and code < 0:
+        signal, code = -code, None
     if signal is not None:
         try:
             return f"killed by {signals.Signals(signal).name}"
         except ValueError:
             return f"killed by signal {signal}"
     return "ended for an unknown reason" if code is None else f"exit code {code}"
-
-
-def describe_returncode(returncode: int) -> str:
-    """Say how a process ended from what `subprocess` tells, a signal's number being negative there."""
-    return describe_exit(None, -returncode) if returncode < 0 else describe_exit(returncode, None)
 
 
 class ExitedEarly(StartError):
