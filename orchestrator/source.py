@@ -173,19 +173,42 @@ def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
         ProtocolError: it does not speak the OpenAI API.
 
     """
+    base = base_url(url)
+    listed, props, version = _asked(base, key)
+    served = _served(base, listed, model)
+    ours = "default_generation_settings" in props
+    kind = "llama-server" if ours else "vllm" if "version" in version else None
+    endpoint = Endpoint(url=base, key=key, model=model or served["id"], dialect=_dialect(kind))
+    meta = _mapping(served.get("meta"))
+    context = (
+        _mapping(props["default_generation_settings"]).get("n_ctx") if ours else served.get("max_model_len")
+    )
+    quantisation = props.get("model_ftype")
+    return Server(
+        endpoint,
+        Settings(slots=_count(props.get("total_slots")) or UNKNOWN_SLOTS),
+        ModelInfo(
+            name=endpoint.model,
+            vocabulary=_count(meta.get("n_vocab")),
+            quantisation=quantisation if isinstance(quantisation, str) else None,
+            parameters=_count(meta.get("n_params")),
+            context=_count(context),
+            native_context=_count(meta.get("n_ctx_train")),
+        ),
+    )
+
+
+def _asked(base: str, key: str | None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return what a server answers: its models, llama-server's properties, vLLM's version."""
     import httpx
 
     from orchestrator.clients import sync_client
 
-    base = base_url(url)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with sync_client(base) as client:
             client.base_url, client.timeout = httpx.URL(base), httpx.Timeout(PROBE_TIMEOUT)
-            client.headers.update(headers)
-            listed = _json(client.get("/v1/models"))
-            props = _optional(client, "/props")
-            version = _optional(client, "/version")
+            client.headers.update({"Authorization": f"Bearer {key}"} if key else {})
+            return _json(client.get("/v1/models")), _optional(client, "/props"), _optional(client, "/version")
     except httpx.TransportError as error:
         raise Unreachable(
             f"connect: {base}: {error or type(error).__name__}",
@@ -193,33 +216,26 @@ def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
         ) from error
     except (httpx.InvalidURL, ValueError) as error:
         raise Unreachable(
-            f"connect: {url}: {error}", advice="give an address such as http://127.0.0.1:8080"
+            f"connect: {base}: {error}", advice="give an address such as http://127.0.0.1:8080"
         ) from error
-    models = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(models, list) or not all(isinstance(entry, dict) and "id" in entry for entry in models):
+
+
+def _served(base: str, listed: Any, model: str | None) -> dict[str, Any]:
+    """Return what a server's list says of the model, or of its first one."""
+    models = _mapping(listed).get("data")
+    if not isinstance(models, list) or not all(isinstance(_mapping(each).get("id"), str) for each in models):
         raise ProtocolError(f"connect: {base}/v1/models does not list models: {str(listed)[:200]}")
     if not models and model is None:
         raise ProtocolError(f"connect: {base} serves no model")
-    served = next((entry for entry in models if entry["id"] == model), models[0] if model is None else {})
-    ours = "default_generation_settings" in props
-    kind = "llama-server" if ours else "vllm" if "version" in version else None
-    endpoint = Endpoint(url=base, key=key, model=model or served["id"], dialect=_dialect(kind))
-    meta = served.get("meta") or {}
-    context = (
-        (props["default_generation_settings"] or {}).get("n_ctx") if ours else served.get("max_model_len")
-    )
-    return Server(
-        endpoint,
-        Settings(slots=props.get("total_slots") or UNKNOWN_SLOTS),
-        ModelInfo(
-            name=endpoint.model,
-            vocabulary=meta.get("n_vocab"),
-            quantisation=props.get("model_ftype"),
-            parameters=meta.get("n_params"),
-            context=context,
-            native_context=meta.get("n_ctx_train"),
-        ),
-    )
+    return next((entry for entry in models if entry["id"] == model), models[0] if model is None else {})
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def _json(response: httpx.Response) -> Any:
@@ -232,8 +248,7 @@ def _json(response: httpx.Response) -> Any:
 def _optional(client: httpx.Client, path: str) -> dict[str, Any]:
     """Ask what only one kind of engine answers."""
     response = client.get(path)
-    body = json_or_text(response.content) if response.status_code == 200 else None
-    return body if isinstance(body, dict) else {}
+    return _mapping(json_or_text(response.content) if response.status_code == 200 else None)
 
 
 def _dialect(kind: str | None) -> Dialect:

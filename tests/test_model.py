@@ -903,12 +903,24 @@ def test_connect_to_any_other_server_speaks_plain_openai_good(serve):
     [
         (reply(401, {"error": {"message": "Invalid API Key"}}), BadStatus, "Invalid API Key"),
         (reply(200, {"data": []}), ProtocolError, "serves no model"),
+        (reply(200, {"data": [{"id": 5}]}), ProtocolError, "does not list models"),
         (reply(200, b"<html>", "text/html"), ProtocolError, "does not list models"),
     ],
 )
 def test_connect_to_what_is_no_model_server_bad(serve, body, kind, match):
     with pytest.raises(kind, match=match):
         orchestrator.connect(serve(answers(v1_models=body)).url)
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, "x", -1, 0, 1.5, True, [[]], {"n_ctx": "x"}])
+def test_connect_takes_what_makes_no_sense_for_silence_ugly(serve, wrong):
+    props = {"default_generation_settings": wrong, "total_slots": wrong, "model_ftype": wrong}
+    models = {"data": [{"id": "gemma", "meta": wrong}, {"id": "b", "meta": {"n_vocab": wrong}}]}
+    server = serve(answers(v1_models=reply(200, models), props=reply(200, props)))
+    for name in ("gemma", "b"):
+        with orchestrator.connect(server.url, model=name) as model:
+            assert (model.slots, model.info.context, model.info.vocabulary) == (8, None, None)
+            assert model.info.quantisation == (wrong if wrong == "x" else None)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1", "nonsense"])
