@@ -165,16 +165,6 @@ def install(
     return known
 
 
-def remove(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Remove an engine's environment; False when there was none."""
-    place = folder(environ) / name
-    if not place.is_dir():
-        return False
-    (place / STAMP).unlink(missing_ok=True)
-    shutil.rmtree(place)
-    return True
-
-
 def _refuse_impossible(name: str, recipe: Recipe, machine: Machine) -> None:
     """Refuse before anything is made; every reason is told at once."""
     missing = []

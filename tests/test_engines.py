@@ -382,13 +382,6 @@ def test_a_program_that_was_removed_is_no_installation_ugly(kitchen: Kitchen) ->
     assert kitchen.install()["version"] == "1.0"  # made again
 
 
-def test_removing_good(kitchen: Kitchen) -> None:
-    kitchen.install()
-    assert engines.remove("toy", kitchen.environ)
-    assert kitchen.known is None
-    assert not engines.remove("toy", kitchen.environ)
-
-
 def test_a_folder_that_can_t_be_made_bad(kitchen: Kitchen) -> None:
     (kitchen.root / "engines").write_text("a file")
     with pytest.raises(BackendError, match="can't be made"):
