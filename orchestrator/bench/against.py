@@ -21,7 +21,17 @@ from orchestrator.bench.decide import CONFIDENCE, MARGIN, explained_by
 from orchestrator.bench.history import Report
 from orchestrator.bench.statistics import median
 from orchestrator.bench.text import SHOWN
-from orchestrator.bench.values import FORMAT, METRICS, Answer, Arm, Comparison, Round, Value, Workload
+from orchestrator.bench.values import (
+    FORMAT,
+    METRICS,
+    NOTABLE,
+    Answer,
+    Arm,
+    Comparison,
+    Round,
+    Value,
+    Workload,
+)
 from orchestrator.bench.workload import WorkloadError
 from orchestrator.errors import Incomparable
 
@@ -381,7 +391,7 @@ def _notes(a: Report, b: Report, changes: Sequence[Change]) -> Iterator[str]:
         if not report.result.self_test.ok:
             yield f"{name}: {'; '.join(report.result.self_test.reasons)}"
     explainable = max(each.explainable for each in changes)
-    if explainable > 0.02:
+    if explainable > NOTABLE:
         yield (
             f"other programs used up to {1 - 1 / (1 + explainable):.0%} of the processors: a difference of "
             f"up to {explainable:.0%} may be their work and is not claimed"

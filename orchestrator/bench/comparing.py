@@ -21,7 +21,8 @@ from orchestrator.bench.target import Target, fit_together
 from orchestrator.bench.text import void_lines
 from orchestrator.bench.values import (
     METRICS,
-    Answer,
+    NOTABLE,
+    Arm,
     Comparison,
     Decision,
     Design,
@@ -291,29 +292,11 @@ class Comparing:
             if pairs.values
         ]
         arms = [target.describe() for target in self.targets]
-        notes = gate.notes(arms, [self.warm.get(name, ()) for name in self.names])
-        notes += common_notes(self.targets, self.rounds)
-        notes += gate.cache_notes(self.rounds) if self._load().prefix_tokens else []
-        valid = decisions[0].pairs
-        if valid % 2:
-            notes.append("an odd number of pairs does not cancel an even drift")
-        if interrupted:
-            notes.append(
-                f"interrupted after {valid} of {self.declared.pairs} pairs; the answer is for these alone"
-            )
-        explainable = self._explainable()
-        if explainable > 0.02:
-            share = 1 - 1 / (1 + explainable)
-            notes.append(
-                f"other programs used {share:.0%} of the processors: a difference of up to {explainable:.0%} "
-                "may be their work and is not claimed"
-            )
-        verdict: Answer = decisions[0].answer
         return Comparison(
             version=machine.installed("inference-orchestrator") or "unknown",
             started_at=began,
             seed=seed,
-            verdict=verdict,
+            verdict=decisions[0].answer,
             workload=self._load(),
             design=Design(
                 metrics=self._declared(),
@@ -332,6 +315,26 @@ class Comparing:
             rounds=tuple(self.rounds),
             machine=where,
             self_test=tested,
-            notes=tuple(notes),
+            notes=tuple(self._notes(arms, decisions[0].pairs, interrupted)),
             interrupted=interrupted,
         )
+
+    def _notes(self, arms: Sequence[Arm], valid: int, interrupted: bool) -> list[str]:
+        """Return what a reader should know; `valid` is the number of pairs that count."""
+        notes = gate.notes(arms, [self.warm.get(name, ()) for name in self.names])
+        notes += common_notes(self.targets, self.rounds)
+        notes += gate.cache_notes(self.rounds) if self._load().prefix_tokens else []
+        if valid % 2:
+            notes.append("an odd number of pairs does not cancel an even drift")
+        if interrupted:
+            notes.append(
+                f"interrupted after {valid} of {self.declared.pairs} pairs; the answer is for these alone"
+            )
+        explainable = self._explainable()
+        if explainable > NOTABLE:
+            share = 1 - 1 / (1 + explainable)
+            notes.append(
+                f"other programs used {share:.0%} of the processors: a difference of up to {explainable:.0%} "
+                "may be their work and is not claimed"
+            )
+        return notes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from orchestrator.bench.values import (
     METRICS,
+    NOTABLE,
     Arm,
     Comparison,
     Decision,
@@ -137,7 +138,7 @@ def sentence(each: Decision, result: Comparison) -> str:
         return f"{each.metric}: {a} and {b} are equivalent within {margin:.0%} ({each.ratio:.3f}, {interval})"
     if each.answer == "inconclusive":
         more = f"about {each.pairs_needed} more pairs needed" if each.pairs_needed else "no forecast"
-        if each.p_difference <= 1 - each.confidence and each.explainable > 0.02:
+        if each.p_difference <= 1 - each.confidence and each.explainable > NOTABLE:
             more = f"other programs may explain up to {1 + each.explainable:.2f}"
         return f"{each.metric}: inconclusive: {a} / {b} is {each.ratio:.3f} ({interval}); {more}"
     fast, slow, ratio = (a, b, each.ratio) if each.answer == "a_faster" else (b, a, 1 / each.ratio)

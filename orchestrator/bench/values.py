@@ -36,6 +36,10 @@ METRICS: dict[str, tuple[str, str, bool]] = {
 """Every metric of a round: its unit, its definition, and whether more is better."""
 
 
+NOTABLE = 0.02
+"""From which on a reader is told of the difference that other programs may explain: 2 %."""
+
+
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A JSON object with exactly these fields."""
 

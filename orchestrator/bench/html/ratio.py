@@ -11,7 +11,7 @@ from orchestrator.bench.html.plots import FOOT, ROW, figure
 from orchestrator.bench.html.svg import Axis
 from orchestrator.bench.html.view import brief, letter_of, percent, shows, words
 from orchestrator.bench.text import SHOWN
-from orchestrator.bench.values import Comparison, Decision
+from orchestrator.bench.values import NOTABLE, Comparison, Decision
 
 MOST = 21  # rows that are worth drawing
 
@@ -43,7 +43,7 @@ def ratio(report: Comparison) -> Markup | None:
     )
     if any(not each.primary for each in rows):
         read += " Hollow marks were not declared: figures without a claim."
-    if any(each.primary and each.explainable > 0.02 for each in rows):
+    if any(each.primary and each.explainable > NOTABLE for each in rows):
         read += " The dashed line is what other programs on the machine may explain."
     return figure(
         "A’s speed over the others’" if len(report.arms) > 2 else "A’s speed over B’s",
@@ -88,7 +88,7 @@ def _ratio_row(report: Comparison, each: Decision, axis: Axis, top: float) -> li
         svg.text("0%", top + 15, _against(report, each), f"label {style} halo"),
         svg.text("100%", top + 15, _interval(each), f"value {style} halo", "end"),
     ]
-    if each.primary and each.explainable > 0.02:
+    if each.primary and each.explainable > NOTABLE:
         reach = 1 + each.explainable
         parts.append(svg.line(axis.x(1 / reach), middle + 10, axis.x(reach), middle + 10, "explainable"))
     parts += [

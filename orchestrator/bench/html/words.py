@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.bench.html.view import letter_of, percent, shows, words
 from orchestrator.bench.text import describe, figure
-from orchestrator.bench.values import Comparison, Decision, Measurement
+from orchestrator.bench.values import NOTABLE, Comparison, Decision, Measurement
 from orchestrator.errors import Incomparable
 
 Report = Measurement | Comparison | Incomparable
@@ -130,7 +130,7 @@ def _because(each: Decision, report: Comparison) -> str:
 
 
 def _undecided(each: Decision) -> str:
-    if each.p_difference <= 1 - each.confidence and each.explainable > 0.02:
+    if each.p_difference <= 1 - each.confidence and each.explainable > NOTABLE:
         return (
             f"The difference is certain, but other programs used the processors and may explain ratios up to "
             f"{1 + each.explainable:.2f}: it is not claimed."
