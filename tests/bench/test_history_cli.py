@@ -351,3 +351,21 @@ def test_the_file_can_be_read_with_other_tools_good(three: History) -> None:
     assert isinstance(verdict, Comparison)
     assert found.execute(query).fetchall() == [(verdict.verdict,)]
     found.close()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_letter_that_the_locale_lacks_is_written_as_its_code_ugly(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(to_json(reports.comparison(names=("漢", "b"))))
+    for words in ((), ("--markdown",), ("--json",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "history", "show", str(path), *words],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.decode(encoding)
+        assert ("漢" if encoding == "utf-8" else "\\u6f22") in said
+        if words == ("--json",):
+            assert from_json(said.encode()).arms[0].name == "漢"  # type: ignore[union-attr]
