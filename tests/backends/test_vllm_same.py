@@ -245,7 +245,7 @@ def test_one_token_is_one_on_both_good(
 def test_what_changes_the_likeliest_token_changes_it_alike_good(
     models: dict[str, orc.TextModel], agreed: list[tuple[str, str]]
 ) -> None:
-    """A token that may not come, and a penalty on what was said; one near tie of three may fall out otherwise."""
+    """A token that may not come, and a penalty: of three near ties one may fall out otherwise."""
     banned, punished = [], []
     for prompt, text in agreed:
         first = next(iter(models["llama-server"].generate(prompt, max_tokens=1, temperature=0, logprobs=1)))
