@@ -101,7 +101,10 @@ class Guarded:
     def logged(self, word: str) -> list[str]:
         """Wait for a line of the log that begins with `word`; returns the rest."""
         while True:
-            text = self.log.read_text() if self.log.exists() else ""
+            try:
+                text = self.log.read_text()
+            except FileNotFoundError:  # not yet, or being rotated
+                text = ""
             for line in text.split("\n")[:-1]:
                 if line.split(" ")[0] == word:
                     return line.split(" ")[1:]

@@ -80,7 +80,7 @@ def test_a_folder_that_is_there_already_is_not_taken_bad(guarded: Guarded, tmp_p
     folder.mkdir()
     (folder / "theirs").touch()
     guarded.send(guarded.order())
-    assert guarded.hear("error") == f"{folder} can't be written: File exists"
+    assert guarded.hear("error") == f"{folder} can't be written: file exists"
     assert guarded.process.wait(30) == 0
     assert (folder / "theirs").exists()
 

@@ -291,7 +291,9 @@ def test_a_restart_voids_the_round_and_the_run_goes_on_good(fake: Write, tmp_pat
     knobs = {"rate": 250, "state": str(tmp_path / "launches"), "launches": [{"crash_request": 5}]}
     found = compared(fake("dies-once", knobs), fake("slow", {"rate": 50}))
     assert found.verdict == "a_faster"
-    assert any("restarted" in reason for each in found.rounds for reason in each.void)
+    # the request that it cut is always seen, the restart itself perhaps a moment after the round
+    reasons = [reason for each in found.rounds for reason in each.void]
+    assert any("restarted" in reason or "a request failed" in reason for reason in reasons)
     assert found.decisions[0].pairs == 6
 
 
