@@ -18,7 +18,7 @@ CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
 
 ONE_PIECE = 8  # tokens from which on an answer that came in one read was held back on its way
-SPELLINGS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # of safetensors, in GGUF's words
+SPELLINGS = {"BFLOAT16": "BF16", "FLOAT16": "F16", "FLOAT32": "F32"}  # of safetensors, in GGUF's words
 
 DISTURBED = re.compile(
     r"\bpreempt(?:ed|ing|ion)\b|\bcompiling\b|\brecompil\w+|\btorch\.compile takes|\bcapturing cuda graph"
@@ -138,8 +138,9 @@ def notes(arms: Sequence[Arm], samples: Sequence[Sequence[Sample]]) -> list[str]
         ("context", "contexts"),
         ("device", "devices"),
     ):
-        given = [getattr(arm, name) for arm in arms]
-        values = {SPELLINGS.get(value, value) for value in given if value is not None}
+        values = {getattr(arm, name) for arm in arms} - {None}
+        if name == "quantisation":
+            values = {SPELLINGS.get(value.upper(), value.upper()) for value in values}
         if len(values) > 1:
             shown = "" if name == "model_hash" else f": {', '.join(sorted(map(str, values)))}"
             more = "; weights of another precision are another experiment" if name == "quantisation" else ""

@@ -117,8 +117,8 @@ def test_precision_is_pointed_out_good() -> None:
     assert "another experiment" in notes[0]
     assert notes[1].startswith("b can't say")
     assert gate.notes([arms[0], arms[0]], [[answer()]] * 2) == []
-    same = [arms[1], Arm(name="c", quantisation="bfloat16")]
-    assert gate.notes(same, [[answer()]] * 2) == []  # one form by the names of two formats
+    same = [arms[1], Arm(name="c", quantisation="bfloat16"), Arm(name="d", quantisation="bf16")]
+    assert gate.notes(same, [[answer()]] * 3) == []  # one form by the names of two formats
 
 
 # -- the engine's own figures -----------------------------------------------------------------------
