@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -285,6 +286,17 @@ def test_an_engine_that_dies_at_every_round_is_refused_bad(fake: Write) -> None:
 
 
 # -- with engines of ours ---------------------------------------------------------------------------
+
+
+def test_a_restart_that_no_request_felt_voids_its_round_good(
+    servers: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(1)  # one before each round and one behind it
+    monkeypatch.setattr(Target, "restarts", lambda _: (int(next(looks) >= 10), ()))
+    found = compared(*servers(Habits(gap=0.004), Habits(gap=0.016)))
+    reasons = [reason for each in found.rounds for reason in each.void]
+    assert reasons.count("the engine was restarted") == 1
+    assert found.verdict == "a_faster"
 
 
 def test_a_restart_voids_the_round_and_the_run_goes_on_good(fake: Write, tmp_path: Any) -> None:
