@@ -216,7 +216,7 @@ def _names(plan: Plan) -> tuple[str, ...]:
 
 def _parallel(plan: Plan, options: VllmOptions) -> tuple[str, ...]:
     """Spread the model over the cards that the profile uses."""
-    tensor = tensor_parallel(plan, options)
+    tensor = options.cards_a_layer(len(plan.device.gpus))
     argv: tuple[str, ...] = ()
     if tensor > 1:
         argv += ("--tensor-parallel-size", str(tensor))
@@ -225,13 +225,6 @@ def _parallel(plan: Plan, options: VllmOptions) -> tuple[str, ...]:
     if options.nodes > 1:
         argv += ("--distributed-executor-backend", "ray")
     return argv
-
-
-def tensor_parallel(plan: Plan, options: VllmOptions) -> int:
-    """Return how many cards share each layer: as given, else all that are there for it."""
-    return options.tensor_parallel or max(
-        1, len(plan.device.gpus) * options.nodes // options.pipeline_parallel
-    )
 
 
 def _parsers(plan: Plan, options: VllmOptions) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ def wish(plan: Plan, options: VllmOptions, model: HfModel) -> VllmWish:
         if options.dtype == "float32" or (options.dtype == "auto" and model.quantisation == "f32")
         else 2.0
     )
-    tensor = options.tensor_parallel or max(1, cards // options.pipeline_parallel)
     return VllmWish(
         context=plan.context,
         slots=plan.slots,
@@ -63,7 +62,7 @@ def wish(plan: Plan, options: VllmOptions, model: HfModel) -> VllmWish:
         widened=2 if wide else 1,
         kind=plan.device.kind,
         cards=cards,
-        tensor_parallel=tensor,
+        tensor_parallel=options.cards_a_layer(len(plan.device.gpus)),
         step=options.batched_tokens or fit_vllm.STEP,
         graphs=not options.eager,
         offloaded=int((options.cpu_offload_gib or 0) * GIB) * cards,

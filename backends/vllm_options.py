@@ -43,6 +43,10 @@ class VllmOptions(BaseModel):
         None, min_length=1, description="how calls of tools are found; default: by the model's template"
     )
 
+    def cards_a_layer(self, cards: int) -> int:
+        """Return how many share each layer where each machine has `cards` of them: as given, else all."""
+        return self.tensor_parallel or max(1, cards * self.nodes // self.pipeline_parallel)
+
 
 # What stands in a model's chat template -> the parser, as vLLM names them. llama-server finds both from the
 # template by itself; vLLM has to be told, and does not start with one that the model has no tokens for.

@@ -9,9 +9,8 @@ from orchestrator.backend import Plan
 from orchestrator.errors import Problem, ProfileError, UnsupportedModel
 from orchestrator.hf_model import HfModel
 
-FP8_TARGETS = frozenset(
-    {"gfx942", "gfx950", "gfx1200", "gfx1201"}
-)  # AMD's cards that compute with 8-bit floats
+# AMD's cards that compute with 8-bit floats
+FP8_TARGETS = frozenset({"gfx942", "gfx950", "gfx1200", "gfx1201"})
 
 
 def check(plan: Plan, options: VllmOptions) -> Plan:
@@ -68,17 +67,17 @@ def _keys(plan: Plan, options: VllmOptions) -> list[Problem]:
         )
     if len(plan.lora_paths) > 1:
         found["model.lora"] = "vLLM applies one adapter to a request: merge them, or take llama-server"
-    wanted = (options.tensor_parallel or 1) * options.pipeline_parallel
+    tensor = options.cards_a_layer(len(plan.device.gpus))
+    wanted = tensor * options.pipeline_parallel
     cards = max(1, len(plan.device.gpus)) * options.nodes
     if wanted > cards and plan.device.kind != "cpu":
         found["vllm"] = (
             f"tensor_parallel x pipeline_parallel is {wanted}, and there are {cards} cards: lower them, "
             "or set `nodes` where a Ray cluster is"
         )
-    elif heads and heads % (options.tensor_parallel or len(plan.device.gpus) or 1):
+    elif heads and heads % tensor:
         found["vllm.tensor_parallel"] = (
-            f"the model's {heads} heads can't be shared by "
-            f"{options.tensor_parallel or len(plan.device.gpus)} cards: set a number that divides them, "
+            f"the model's {heads} heads can't be shared by {tensor} cards: set a number that divides them, "
             "or name fewer `gpus`"
         )
     return [Problem(where, 0, 0, key, message) for key, message in found.items()]

@@ -284,6 +284,13 @@ def test_heads_that_the_cards_can_t_share_bad(tmp_path: Path) -> None:
         Case(VllmRocm, tmp_path, "two-rx7900xtx", config={"num_attention_heads": 3}).settle()
 
 
+def test_cards_that_share_no_layer_need_no_common_divisor_of_its_heads_good(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"options": {"vllm": {"pipeline_parallel": 2}}}
+    case = Case(VllmRocm, tmp_path, "two-rx7900xtx", config={"num_attention_heads": 3}, **keys)
+    case.settle()
+    assert "--tensor-parallel-size" not in case.command().argv
+
+
 @pytest.mark.parametrize(
     "quantisation",
     [
