@@ -37,7 +37,6 @@ print(json.dumps({
     "files": [] if not vllm else [str(path.relative_to(vllm)) for path in vllm.glob("entrypoints/**/*.py")],
     "cuda": built.get("cuda"),
     "hip": built.get("hip"),
-    "gguf": version("vllm-gguf-plugin") is not None,
 }))
 """
 
@@ -50,19 +49,15 @@ class Environment:
     """A Python that has vLLM.
 
     Attributes:
-        python: the interpreter.
         version: vLLM's.
         kind: the device kind that its torch was built for.
         launch: argv up to the model.
-        gguf: whether its plug-in for GGUF is there.
 
     """
 
-    python: str
     version: str
     kind: str
     launch: tuple[str, ...]
-    gguf: bool
 
 
 def interpreter(program: Path) -> str:
@@ -114,11 +109,9 @@ def look(program: str, environ: Mapping[str, str]) -> Environment:
         raise BinaryMissing(f"{program}: there is no vLLM in this environment")
     kind = "rocm" if found["hip"] else "cuda" if found["cuda"] else "cpu"
     return Environment(
-        python=python,
         version=found["version"],
         kind=kind,
         launch=(python, "-m", *_launch(program, files, distribution=found["distribution"])),
-        gguf=bool(found["gguf"]),
     )
 
 

@@ -74,16 +74,12 @@ def test_a_rocm_build_is_launched_by_its_command_good(layout: Layout) -> None:
     found = layout.look()
     assert (found.kind, found.version) == ("rocm", "0.18.0+rocm700")
     assert found.launch == (str(layout.python), "-m", "vllm.entrypoints.cli.main", "serve")
-    assert not found.gguf
 
 
-def test_a_cuda_build_and_its_plug_in_for_gguf_good(layout: Layout) -> None:
+def test_a_cuda_build_is_known_by_its_torch_good(layout: Layout) -> None:
     layout.torch(cuda="12.9")
     layout.vllm(CLI)
-    layout.distribution("vllm-gguf-plugin", "0.1")
-    found = layout.look()
-    assert found.kind == "cuda"
-    assert found.gguf
+    assert layout.look().kind == "cuda"
 
 
 def test_an_older_vllm_has_its_server_elsewhere_good(layout: Layout) -> None:
