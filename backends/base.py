@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -159,10 +159,6 @@ class SubprocessBackend(Engine):
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` with every event from now on; returns the unsubscriber."""
         return self.life.subscribe(callback)
-
-    def events(self) -> Iterator[Event]:
-        """Yield every event from now on."""
-        return self.life.events()
 
     def status(self) -> dict[str, Any]:
         """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""

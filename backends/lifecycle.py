@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -30,7 +29,6 @@ log = get_logger("orchestrator.backend")
 ALIVE = (State.STARTING, State.READY, State.RESTARTING)
 TAIL_LINES = 20
 THREADS = 4  # of a supervisor, at most, for what would block its loop
-EVENTS_KEPT = 1000  # per listener; one that does not keep up loses the oldest
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
@@ -137,27 +135,6 @@ class Lifecycle:
                 self._subscribers.remove(callback)
 
         return unsubscribe
-
-    def events(self) -> Iterator[Event]:
-        """Yield every event from now on; close the iterator to stop listening."""
-        waiting: queue.Queue[Event] = queue.Queue(EVENTS_KEPT)
-
-        def put(event: Event) -> None:
-            if waiting.full():
-                with contextlib.suppress(queue.Empty):
-                    waiting.get_nowait()
-            waiting.put_nowait(event)
-
-        unsubscribe = self.subscribe(put)
-
-        def run() -> Iterator[Event]:
-            try:
-                while True:
-                    yield waiting.get()
-            finally:
-                unsubscribe()
-
-        return run()
 
     def status(self) -> Mapping[str, Any]:
         """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""
