@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from orchestrator.model import AsyncTextModel, TextModel
     from orchestrator.opening import aconnect, aload, connect, load
     from orchestrator.request import Options
+    from orchestrator.switching_parts import Switched
     from orchestrator.tokens import (
         Alternative,
         Classification,
@@ -100,6 +101,7 @@ __all__ = [
     "StreamInterrupted",
     "SwitchFailed",
     "SwitchRefused",
+    "Switched",
     "TextModel",
     "Timings",
     "Token",
@@ -115,47 +117,28 @@ __all__ = [
     "load",
 ]
 
+# the module of each public name; that of all others is `errors`
 _HOMES = {
     **dict.fromkeys(
         (
-            "BackendError",
-            "BadStatus",
-            "BinaryMissing",
-            "Crashed",
-            "DeviceMissing",
-            "DoesNotFit",
-            "EngineReplaced",
-            "ExitedEarly",
-            "GaveUp",
-            "Incomparable",
-            "ModelError",
-            "NotAModel",
-            "NotFetched",
-            "OrchestratorError",
-            "PortTaken",
-            "Problem",
-            "ProfileError",
-            "ProtocolError",
-            "RequestError",
-            "Stalled",
-            "StartCancelled",
-            "StartError",
-            "StartStalled",
-            "StartTimeout",
-            "StopFailed",
-            "StreamInterrupted",
-            "SwitchFailed",
-            "SwitchRefused",
-            "UnknownBackend",
-            "Unreachable",
-            "UnsupportedModel",
+            "Alternative",
+            "Classification",
+            "Message",
+            "Metrics",
+            "ModelInfo",
+            "Result",
+            "Timings",
+            "Token",
+            "ToolCall",
+            "Usage",
         ),
-        "errors",
+        "tokens",
     ),
     "AsyncGeneration": "generation",
     "AsyncTextModel": "model",
     "Generation": "generation",
     "Options": "request",
+    "Switched": "switching_parts",
     "TextModel": "model",
     "aconnect": "opening",
     "aload": "opening",
@@ -169,7 +152,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "errors":
         return importlib.import_module(f"{__name__}.errors")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'tokens')}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
 

@@ -21,7 +21,7 @@ from orchestrator.clients import AsyncClients, reaching, sync_client, tokenise_r
 from orchestrator.errors import BackendError, RequestError, SwitchRefused
 from orchestrator.generation import AsyncGeneration, Generation
 from orchestrator.request import CHAT, COMPLETIONS, Options, Prompt, chat_body, check_names, completion_body
-from orchestrator.switching_parts import DRAIN_S, Switched
+from orchestrator.switching_parts import DRAIN_S, CanSwitch, Switched
 from orchestrator.tokens import Classification, Message, Metrics, ModelInfo, Result
 from orchestrator.transport import Call
 
@@ -101,13 +101,12 @@ class _Model:
             self._last_error = call.error
 
     def _switch(self, to: str | Profile, drain_s: float = DRAIN_S, beside: bool | None = None) -> Switched:
-        switch = getattr(self._source, "switch", None)
-        if switch is None:
+        if not isinstance(self._source, CanSwitch):
             raise SwitchRefused(
                 "switch: the server is not ours to change",
                 advice="ask the gateway in front of it: orchestrator switch, or POST /api/switch",
             )
-        done: Switched = switch(to, drain_s=drain_s, beside=beside)
+        done = self._source.switch(to, drain_s=drain_s, beside=beside)
         self._settings = sources.settings(self._source)
         return done
 
