@@ -380,7 +380,7 @@ class Stalled(RequestError):
 
 
 class Incomparable(OrchestratorError):
-    """Two measurements must not be compared.
+    """Two measurements must not be compared, or one must not be believed.
 
     Attributes:
         reasons: why, one string each.
@@ -391,8 +391,13 @@ class Incomparable(OrchestratorError):
     exit_code = 5
 
     def __init__(
-        self, reasons: Sequence[str], *, voids: Sequence[str] = (), advice: str | None = None
+        self,
+        reasons: Sequence[str],
+        *,
+        context: str = "compare",
+        voids: Sequence[str] = (),
+        advice: str | None = None,
     ) -> None:
         self.reasons = tuple(reasons)
         self.voids = tuple(voids)
-        super().__init__("compare: " + "; ".join(self.reasons), advice=advice)
+        super().__init__(f"{context}: {'; '.join(self.reasons)}", advice=advice)

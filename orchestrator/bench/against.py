@@ -11,40 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
-from urllib.parse import urlsplit
+from typing import Literal
 
+from orchestrator.bench import differences as differing
 from orchestrator.bench import ranksum
 from orchestrator.bench.decide import CONFIDENCE, MARGIN, explained_by
+from orchestrator.bench.differences import AREAS, Area, Difference, Part
 from orchestrator.bench.history import Report
 from orchestrator.bench.statistics import median
 from orchestrator.bench.text import SHOWN
-from orchestrator.bench.values import (
-    FORMAT,
-    METRICS,
-    NOTABLE,
-    Answer,
-    Arm,
-    Comparison,
-    Round,
-    Value,
-    Workload,
-)
+from orchestrator.bench.values import FORMAT, METRICS, NOTABLE, Answer, Comparison, Value
 from orchestrator.bench.workload import WorkloadError
 from orchestrator.errors import Incomparable
 
-Area = Literal["machine", "engine", "model", "workload"]
-AREAS: tuple[Area, ...] = get_args(Area)
 Slower = Literal["yes", "no", "unknown"]
 
 NOTE = (
     "two runs at two times, each with one launch: what changed on the machine in between counts as a "
     "difference; compare runs both sides in turns"
 )
-SMALLEST = 1e-100  # of any metric, in its unit; below it there is nothing, and no logarithm to trust
-_MEMORY = 0.05  # of the machine's: kernels keep a little more or less for themselves
 
 
 class Side(Value, frozen=True, kw_only=True):
@@ -57,15 +42,6 @@ class Side(Value, frozen=True, kw_only=True):
     started_at: float
     arms: tuple[str, ...]
     interrupted: bool
-
-
-class Difference(Value, frozen=True, kw_only=True):
-    """What differs between the runs. With an `area` it forbids an answer unless that area is allowed."""
-
-    area: Area | None
-    what: str
-    a: str | None
-    b: str | None
 
 
 class Change(Value, frozen=True, kw_only=True):
@@ -121,19 +97,6 @@ class Against(Value, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One workload on one engine, in one run."""
-
-    workload: Workload
-    arm: Arm
-    rounds: tuple[Round, ...]
-
-    def values(self, metric: str) -> list[float]:
-        found = (each.metrics.get(metric, 0.0) for each in self.rounds if not each.void)
-        return [value for value in found if value >= SMALLEST]
-
-
 def against(
     a: Report,
     b: Report,
@@ -142,6 +105,7 @@ def against(
     margin: float = MARGIN,
     limit: float | None = None,
     allow: Collection[Area] = (),
+    context: str = "history",
 ) -> Against:
     """Compare two reports, each of bench or of compare.
 
@@ -152,6 +116,7 @@ def against(
         margin: differences below it don't matter: 0.03 is 3 %.
         limit: how much slower b may be: 0.05 is 5 %.
         allow: what may differ.
+        context: what a refusal begins with: the command that asks.
 
     Raises:
         Incomparable: what differs forbids an answer, or they have nothing in common.
@@ -159,11 +124,15 @@ def against(
 
     """
     _check(metrics, margin, limit)
-    matched, notes = _match(_parts(a), _parts(b))
-    differences = tuple(_differences(a, b, matched))
+    matched, notes = differing.match(a, b, context)
+    differences = tuple(differing.differences(a, b, matched))
     if forbidden := [each for each in differences if each.area is not None and each.area not in allow]:
         areas = " ".join(f"--allow {area}" for area in AREAS if area in {each.area for each in forbidden})
-        raise Incomparable([words(each) for each in forbidden], advice=f"if that is what you want: {areas}")
+        raise Incomparable(
+            [differing.words(each) for each in forbidden],
+            context=context,
+            advice=f"if that is what you want: {areas}",
+        )
     wanted = [(one, two, metrics or (one.workload.metric,)) for one, two in matched]
     claims = [
         (one, two, metric)
@@ -172,7 +141,12 @@ def against(
         if one.values(metric) and two.values(metric)
     ]
     if not claims:
-        raise Incomparable(["the runs have no metric in common that was declared, or no round that counts"])
+        raise Incomparable(
+            ["the runs have no metric in common that was declared, or no round that counts"],
+            context=context,
+            advice="`orchestrator history show RUN` lists a run's metrics and its void rounds; "
+            "--metric declares another one",
+        )
     alpha = (1 - CONFIDENCE) / len(claims)
     changes = tuple(_change(*claim, margin, alpha, limit, primary=True) for claim in claims)
     others = tuple(
@@ -196,11 +170,6 @@ def against(
     )
 
 
-def words(each: Difference) -> str:
-    """Return a difference in words."""
-    return f"{each.what}: {each.a if each.a is not None else '-'} and {each.b if each.b is not None else '-'}"
-
-
 def _check(metrics: Sequence[str], margin: float, limit: float | None) -> None:
     for name in metrics:
         if name not in METRICS:
@@ -210,41 +179,6 @@ def _check(metrics: Sequence[str], margin: float, limit: float | None) -> None:
     for value in (margin, limit):
         if value is not None and not 0 < value < 1:
             raise WorkloadError(f"history: a share of {value:g} makes no sense", advice="0.05 is 5 %")
-
-
-# -- what belongs together ----------------------------------------------------------------------------
-
-
-def _parts(report: Report) -> list[_Part]:
-    result = report.result
-    if isinstance(result, Comparison):
-        return [
-            _Part(result.workload, arm, tuple(each for each in result.rounds if each.arm == arm.name))
-            for arm in result.arms
-        ]
-    return [_Part(part.workload, result.arm, part.rounds) for part in result.results]
-
-
-def _match(a: list[_Part], b: list[_Part]) -> tuple[list[tuple[_Part, _Part]], list[str]]:
-    """Return the parts that belong together, and notes on those that have no counterpart.
-
-    Workloads belong together by their names, engines too, unless there is just one in each run.
-    """
-    single = all(len({part.arm.name for part in parts}) == 1 for parts in (a, b))
-
-    def key(part: _Part) -> tuple[str, str]:
-        return part.workload.name, "" if single else part.arm.name
-
-    def named(part: _Part) -> str:
-        return part.workload.name if single else f"{part.workload.name} on {part.arm.name}"
-
-    others = {key(part): part for part in b}
-    matched = [(part, others[key(part)]) for part in a if key(part) in others]
-    if not matched:
-        raise Incomparable([f"nothing in common: {', '.join(map(named, a))} and {', '.join(map(named, b))}"])
-    mine = {key(part) for part in a}
-    alone = [f"{named(part)}: only in A" for part in a if key(part) not in others]
-    return matched, alone + [f"{named(part)}: only in B" for part in b if key(part) not in mine]
 
 
 def _side(report: Report) -> Side:
@@ -261,82 +195,11 @@ def _side(report: Report) -> Side:
     )
 
 
-# -- what differs -------------------------------------------------------------------------------------
-
-
-def _differences(a: Report, b: Report, matched: list[tuple[_Part, _Part]]) -> Iterator[Difference]:
-    one, two = a.result.machine, b.result.machine
-    for name, what in (("cpu", "processor"), ("cores", "cores"), ("gpus", "GPUs"), ("governor", "governor")):
-        yield from _told("machine", what, getattr(one, name), getattr(two, name))
-    if abs(one.memory - two.memory) > _MEMORY * max(one.memory, two.memory):
-        sizes = [f"{where.memory / 2**30:.1f} GiB" for where in (one, two)]
-        yield Difference(area="machine", what="memory", a=sizes[0], b=sizes[1])
-    yield from _told(None, "kernel", one.kernel, two.kernel)
-    yield from _told(None, "Python", one.python, two.python)
-    yield from _told(None, "orchestrator", a.result.version, b.result.version)
-    yield from _told(None, "seed", a.result.seed, b.result.seed)
-    for package in sorted({*one.packages, *two.packages} - {"inference-orchestrator"}):
-        # such an engine does not know its own version, but its package does
-        folder = package.replace("-", "_")
-        is_engine = any(folder in arm.argv[0] for pair in matched for part in pair if (arm := part.arm).argv)
-        versions = one.packages.get(package), two.packages.get(package)
-        yield from _told("engine" if is_engine else None, package, *versions)
-    arms = {left.arm.name: (left.arm, right.arm) for left, right in matched}
-    for name, (left, right) in arms.items():
-        yield from _engines(f"{name}: " if len(arms) > 1 else "", left, right)
-    loads = {left.workload.name: (left.workload, right.workload) for left, right in matched}
-    for name, (mine, theirs) in loads.items():
-        for field in Workload.__struct_fields__:
-            yield from _told("workload", f"{name}: {field}", getattr(mine, field), getattr(theirs, field))
-
-
-def _engines(of: str, a: Arm, b: Arm) -> Iterator[Difference]:
-    yield from _told("engine", f"{of}engine", a.backend, b.backend)
-    yield from _told("engine", f"{of}engine's version", a.version, b.version)
-    if a.model_hash and b.model_hash:
-        yield from _told("model", f"{of}model's hash", a.model_hash[:21], b.model_hash[:21])
-    elif a.model_path and b.model_path:
-        yield from _told("model", f"{of}model", Path(a.model_path).name, Path(b.model_path).name)
-    else:
-        yield from _told("model", f"{of}model", a.model, b.model)
-    yield from _told("model", f"{of}quantisation", a.quantisation, b.quantisation)
-    yield from _told("workload", f"{of}samplers", a.sampling, b.sampling)
-    for name in ("context", "slots", "device"):
-        yield from _told(None, f"{of}{name}", getattr(a, name), getattr(b, name))
-    yield from _told(None, f"{of}--set", a.overrides, b.overrides)
-    yield from _told(None, f"{of}arguments", *_only(_arguments(a), _arguments(b)))
-    variables = ([f"{name}={value}" for name, value in arm.environment.items()] for arm in (a, b))
-    yield from _told(None, f"{of}environment", *_only(*variables))
-
-
-def _arguments(arm: Arm) -> list[str]:
-    """Return an engine's arguments without what each launch has of its own."""
-    port = str(urlsplit(arm.url or "").port)
-    return [word for word in arm.argv if word != port]
-
-
-def _only(a: list[str], b: list[str]) -> tuple[str, str]:
-    return " ".join(word for word in a if word not in b), " ".join(word for word in b if word not in a)
-
-
-def _told(area: Area | None, what: str, a: object, b: object) -> Iterator[Difference]:
-    if a != b:
-        yield Difference(area=area, what=what, a=_text(a), b=_text(b))
-
-
-def _text(value: object) -> str | None:
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in sorted(value.items()))
-    return None if value is None else str(value)
-
-
 # -- what changed -------------------------------------------------------------------------------------
 
 
 def _change(
-    a: _Part, b: _Part, metric: str, margin: float, alpha: float, limit: float | None, *, primary: bool
+    a: Part, b: Part, metric: str, margin: float, alpha: float, limit: float | None, *, primary: bool
 ) -> Change:
     unit, _, more_is_better = METRICS[metric]
     sign = 1 if more_is_better else -1

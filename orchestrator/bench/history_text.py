@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.bench.against import Against, Change, Side, words
+from orchestrator.bench.against import Against, Change, Side
+from orchestrator.bench.differences import words
 from orchestrator.bench.history import Entry, EntryArm
 from orchestrator.bench.text import Rows, figure, markdown_table, quiet
 from orchestrator.bench.values import METRICS

@@ -91,7 +91,7 @@ async def _measure(
     target = Target(Spec(own_name(spec.subject), spec.subject, spec.backend, spec.overrides, spec.key))
     began, where, tested = time.time(), machine.describe(), await self_test()
     results: list[WorkloadResult] = []
-    session = Session(seed, tested, 0, progress, limits)
+    session = Session(seed, tested, 0, progress, limits, "bench")
     session.tell(f"starting {target.spec.name}")
     async with started(target):
         wanted = shape(target)
@@ -148,6 +148,7 @@ async def _rounds(session: Session, target: Target, each: Workload, count: int, 
             if attempt > BUDGET:
                 raise Incomparable(
                     [f"{each.name}: too many void rounds; the last one: {'; '.join(done.void)}"],
+                    context=session.context,
                     voids=void_lines(found),
                     advice=VOIDED,
                 )

@@ -53,6 +53,7 @@ class Session:
     """Rounds of one run.
 
     Attributes:
+        context: what a refusal begins with: the command that measures.
         seed: of all that is random.
         self_test: what the client can do.
         total: rounds wanted.
@@ -67,7 +68,9 @@ class Session:
         total: int,
         progress: Progress | None,
         limits: gate.Limits | None = None,
+        context: str = "compare",
     ) -> None:
+        self.context = context
         self.seed = seed
         self.self_test = self_test
         self.total = total
@@ -154,6 +157,7 @@ class Session:
         name = target.spec.name
         raise Incomparable(
             [f"{name}: {reason}" for reason in reasons or found.void],
+            context=self.context,
             advice="the engine must obey max_tokens and ignore_eos, and read each prompt anew",
         )
 

@@ -10,7 +10,8 @@ import typer
 from orchestrator.cli import options
 
 if TYPE_CHECKING:
-    from orchestrator.bench.against import Against, Area
+    from orchestrator.bench.against import Against
+    from orchestrator.bench.differences import Area
 
 SLOWER = 1  # exit code: a check that failed, as for diff and grep
 
@@ -150,7 +151,7 @@ def areas(given: list[str] | None) -> tuple[Area, ...]:
     Raises:
         UsageError: there is no such area.
     """
-    from orchestrator.bench.against import AREAS
+    from orchestrator.bench.differences import AREAS
     from orchestrator.cli.faults import UsageError
 
     if unknown := set(given or ()) - set(AREAS):

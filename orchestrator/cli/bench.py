@@ -16,7 +16,7 @@ from orchestrator.cli.faults import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from orchestrator.bench import Comparison, Measurement
-    from orchestrator.bench.against import Area
+    from orchestrator.bench.differences import Area
     from orchestrator.bench.history import Report
     from orchestrator.bench.session import Step
 
@@ -163,7 +163,7 @@ def _judge(
     from orchestrator.errors import Incomparable
 
     try:
-        found = compared(earlier, now, limit=limit, allow=allow)
+        found = compared(earlier, now, limit=limit, allow=allow, context="bench")
     except Incomparable as error:  # the run itself has been printed already
         console.err(faults.render(faults.describe(error)))
         return error.exit_code

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from orchestrator.bench import decide, history_text
-from orchestrator.bench.against import AREAS, Against, against
+from orchestrator.bench.against import Against, against
+from orchestrator.bench.differences import AREAS
 from orchestrator.bench.history import Report
 from orchestrator.bench.values import Measurement, Workload, WorkloadResult
 from orchestrator.bench.workload import WorkloadError
@@ -244,14 +245,24 @@ def test_workloads_of_one_run_alone_are_named_good() -> None:
 @pytest.mark.parametrize(
     ("b", "said"),
     [
-        (run(loads=(TTFT,)), "nothing in common: decode and ttft"),
-        (Report(reports.comparison()), "nothing in common"),
+        (run(loads=(TTFT,)), "history: A measured decode, and B ttft: not one workload is in both"),
+        (Report(reports.comparison()), "not one workload is in both"),
+        (run(loads=()), "and B nothing"),
         (run(rounds=0), "no round that counts"),
     ],
 )
-def test_runs_with_nothing_in_common_are_refused_bad(b: Report, said: str) -> None:
-    with pytest.raises(Incomparable, match=said):
+def test_runs_with_nothing_in_common_are_refused_with_advice_bad(b: Report, said: str) -> None:
+    with pytest.raises(Incomparable, match=said) as caught:
         against(run(), b, allow=AREAS)
+    assert "orchestrator" in (caught.value.advice or "")
+
+
+def test_engines_that_no_two_runs_share_have_their_own_advice_bad() -> None:
+    one, two = reports.comparison(), reports.comparison(names=("c", "d"))
+    with pytest.raises(Incomparable, match="A measured decode on llama-server, decode on vllm-cpu") as caught:
+        against(Report(one), Report(two), context="bench")
+    assert caught.value.message.startswith("bench: ")
+    assert "matched by name" in (caught.value.advice or "")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,12 @@ def test_compare_refuses_with_5_and_says_why_bad(fake: Write) -> None:
     assert "came from a cache" in error["message"]
 
 
+def test_a_refusal_of_bench_is_its_own_bad(fake: Write) -> None:
+    done = orchestrator("bench", fake("cached", {"rate": 300, "cached_tokens": 15}), *SHORT)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines()[-2].startswith("bench: cached: 15 of 16 prompt tokens came from a cache")
+
+
 # how a measurement is asked to end: by Ctrl-C; as `timeout` does it, and from a script that runs it with &;
 # by a terminal that is closed
 ASKED = pytest.mark.parametrize(

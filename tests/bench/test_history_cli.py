@@ -234,7 +234,7 @@ def test_a_run_is_shown_in_every_form_good(history: Run, three: History, tmp_pat
         (("--json", "show"), 2, "options go behind `show`"),
         (("compare", "1", "2", "--fail-if-slower", "x"), 2, "must be a share"),
         (("compare", "1", "2", "--metric", "speed"), 2, "no metric named"),
-        (("compare", "1", "3"), 5, "nothing in common"),
+        (("compare", "1", "3"), 5, "not one workload is in both"),
         (("remove", "1", "9"), 2, "there is no run 9"),
         (("remove",), 2, "missing argument"),
         (("import", "/dev/null"), 2, "can't be read"),

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from orchestrator.bench import from_json, text, to_json
-from orchestrator.bench.against import Area, against
+from orchestrator.bench.against import against
+from orchestrator.bench.differences import Area
 from orchestrator.bench.frames import ReportError
 from orchestrator.bench.history import History, Report
 from orchestrator.bench.history_text import list_rows, markdown
