@@ -6,6 +6,7 @@
       run/NAME/engine.log     and .1, .2
       run/NAME~2/             as run/NAME, of the engine that a switch has put beside or after the first one
       history.sqlite          what bench and compare have measured; see bench/history_file.py
+      chat_history            the lines typed into `orchestrator chat`
       up/PID/                 one `orchestrator up`: lock and record.json as above, control.sock, service.log
 
 Whether an owner lives is never stored: the kernel drops its lock when it dies. What can be made again is

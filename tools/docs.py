@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from backends.containers import CONTAINER_FAILURES
-from backends.failures import DEVICE_FAILURES, Failure
+from backends.failures import DEVICE_FAILURES, WRONG_PROCESSOR, Failure
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.failures_vllm import VLLM_FAILURES
 from orchestrator.bench import Comparison, Measurement
@@ -98,6 +98,7 @@ def failures() -> str:
             _failures("vLLM", vllm),
             _failures("Containers, of any engine", CONTAINER_FAILURES),
             _failures("Drivers, cards and libraries, on either engine", DEVICE_FAILURES),
+            _failures("By the signal SIGILL, on either engine", [WRONG_PROCESSOR]),
         ]
     )
 
