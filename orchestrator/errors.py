@@ -36,10 +36,12 @@ class OrchestratorError(Exception):
 
     Attributes:
         advice: what the user can do about it, or None.
+        measured: of a measurement that it ended, what was measured until then; else None.
 
     """
 
     exit_code: ClassVar[int] = 1
+    measured: Any = None
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
         super().__init__(message)
@@ -346,8 +348,8 @@ class BadStatus(RequestError):
         self.body = body
 
 
-class StreamInterrupted(RequestError):
-    """The stream ended before its end.
+class _CutShort(RequestError):
+    """An answer of which only a part came.
 
     Attributes:
         partial: the text that had arrived.
@@ -357,23 +359,18 @@ class StreamInterrupted(RequestError):
     def __init__(self, message: str, *, partial: str = "", advice: str | None = None) -> None:
         super().__init__(message, advice=advice)
         self.partial = partial
+
+
+class StreamInterrupted(_CutShort):
+    """The stream ended before its end."""
 
 
 class ProtocolError(RequestError):
     """The server sent something that is not the protocol."""
 
 
-class Stalled(RequestError):
-    """Nothing arrived for `timeouts.stall`, or the request outlasted `timeouts.request`.
-
-    Attributes:
-        partial: the text that had arrived.
-
-    """
-
-    def __init__(self, message: str, *, partial: str = "", advice: str | None = None) -> None:
-        super().__init__(message, advice=advice)
-        self.partial = partial
+class Stalled(_CutShort):
+    """Nothing arrived for `timeouts.stall`, or the request outlasted `timeouts.request`."""
 
 
 # -- comparisons ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +14,31 @@ from orchestrator.errors import OrchestratorError
 LARGEST = 1e100
 """No figure is larger: what is made of such numbers (a power, a sum) would leave the range of floats."""
 
+LARGEST_FILE = 256 << 20
+"""Bytes of a report at most, some 150,000 requests of 128 tokens each: a device or a pipe may have no end."""
+_PIECE = 1 << 20
+
 
 class ReportError(OrchestratorError):
     """A document is no report of bench or compare, or not one that this program can read."""
 
     exit_code = 2
+
+
+def read_at_most(path: Path, most: int) -> bytes | None:
+    """Return what a file holds that a user has named; None when it is more than `most` bytes.
+
+    Raises:
+        OSError: it can't be read.
+
+    """
+    data = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):  # and not all at once, for which room would be made beforehand
+            data += piece
+            if len(data) > most:
+                return None
+    return bytes(data)
 
 
 def rounds_of(result: Measurement | Comparison) -> list[tuple[str, Round]]:

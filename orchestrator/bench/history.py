@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.bench.frames import from_json, to_json
+from orchestrator.bench.frames import LARGEST_FILE, from_json, read_at_most, to_json
 from orchestrator.bench.history_file import HistoryError, HistoryFile
 from orchestrator.bench.values import Answer, Arm, Comparison, Measurement, Value
 from orchestrator.home import home
@@ -255,16 +255,21 @@ def read(path: str) -> bytes:
     """Return what a report's file holds.
 
     Raises:
-        NoSuchRun: it can't be read.
+        NoSuchRun: it can't be read, or is too large for a report.
 
     """
     try:
-        return Path(path).expanduser().read_bytes()
+        data = read_at_most(Path(path).expanduser(), LARGEST_FILE)
     except (OSError, RuntimeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise NoSuchRun(
             f"history: {path}: neither a run nor a readable file: {why}", advice=_ADVICE
         ) from error
+    if data is None:
+        raise NoSuchRun(
+            f"history: {path}: more than {LARGEST_FILE >> 20} MiB, which no report has", advice=_ADVICE
+        )
+    return data
 
 
 def _arms(result: Measurement | Comparison) -> tuple[Arm, ...]:

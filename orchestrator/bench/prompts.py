@@ -16,9 +16,11 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.bench.frames import read_at_most
 from orchestrator.bench.values import Workload
 from orchestrator.bench.workload import WorkloadError
 
+LARGEST_FILE = 1 << 30  # bytes of prompts; all of ShareGPT is 0.6 GiB
 NONCE = 4  # tokens; the first differs between nearly all prompts, all four between any two
 TEXT = """The harbour lies quiet before the boats come in, and along the wall old men mend their nets while
 children count gulls. A baker carries warm bread across the square; the clock above the town hall is four
@@ -117,11 +119,14 @@ def read_prompts(path: Path) -> list[Entry]:
     is taken.
 
     Raises:
-        WorkloadError: the file can't be read, or holds something else.
+        WorkloadError: the file can't be read, is too large, or holds something else.
 
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_at_most(path, LARGEST_FILE)
+        if data is None:
+            raise WorkloadError(f"bench: {path}: more than {LARGEST_FILE >> 30} GiB, too many for prompts")
+        text = data.decode("utf-8")
         items = (
             msgspec.json.decode(text)
             if text.lstrip().startswith("[")

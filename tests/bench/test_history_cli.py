@@ -224,6 +224,31 @@ def test_a_run_is_shown_in_every_form_good(history: Run, three: History, tmp_pat
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [("show", "{}"), ("compare", "1", "{}"), ("compare", "{}"), ("import", "{}")],
+)
+@pytest.mark.parametrize("endless", [True, False], ids=["endless", "huge"])
+def test_a_file_that_is_no_report_by_its_size_is_refused_ugly(
+    history: Run,
+    three: History,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    endless: bool,
+) -> None:
+    monkeypatch.setattr("orchestrator.bench.history.LARGEST_FILE", 3 << 20)
+    path = tmp_path / "huge.json"
+    path.write_bytes(b" " * ((3 << 20) + 1))
+    name = "/dev/zero" if endless else str(path)
+    done = history(*(word.replace("{}", name) for word in arguments))
+    assert done.returncode == 2
+    assert f"history: {name}: more than 3 MiB, which no report has" in done.stderr
+    assert len(three.ids()) == 3
+    path.write_bytes(to_json(run(0.8, 5).result).ljust(3 << 20))  # the largest that there may be
+    assert history("show", str(path)).returncode == 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("show", "9"), 2, "there is no run 9"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench import prompts
 from orchestrator.bench.prompts import Material, asks, read_prompts
 from orchestrator.bench.values import Workload
 from orchestrator.bench.workload import WorkloadError, changed, presets, shaped
@@ -136,3 +137,9 @@ def test_a_file_without_prompts_bad(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(WorkloadError, match=r"prompts\.jsonl"):
         read_prompts(path)
+
+
+def test_prompts_without_an_end_are_refused_ugly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "LARGEST_FILE", 5 << 20)
+    with pytest.raises(WorkloadError, match="/dev/zero: more than"):
+        read_prompts(Path("/dev/zero"))
