@@ -24,10 +24,10 @@ from backends import containers, failures, fetching, lifecycle, planning, proces
 from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
-from backends.lifecycle import ALIVE, TAIL_LINES, Lifecycle, log
+from backends.lifecycle import TAIL_LINES, Lifecycle, log
 from backends.restarts import Budget
 from orchestrator import home, leftovers
-from orchestrator.backend import Command, Endpoint, Event, Plan, State
+from orchestrator.backend import ALIVE, Command, Endpoint, Event, Plan, State
 from orchestrator.errors import (
     BackendError,
     Crashed,

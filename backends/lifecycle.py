@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.backend import Endpoint, Event, State
+from orchestrator.backend import ALIVE, Endpoint, Event, State
 from orchestrator.errors import OrchestratorError, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = get_logger("orchestrator.backend")
 
-ALIVE = (State.STARTING, State.READY, State.RESTARTING)
 TAIL_LINES = 20
 THREADS = 4  # of a supervisor, at most, for what would block its loop
 

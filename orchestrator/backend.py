@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from orchestrator.errors import UnknownBackend
 
@@ -52,6 +52,10 @@ class State(enum.StrEnum):
     STOPPING = "stopping"
     FAILED = "failed"
     STUCK = "stuck"
+
+
+ALIVE: Final = frozenset({State.STARTING, State.READY, State.RESTARTING})
+"""States in which an engine serves, or will by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.backend import Endpoint, State
+from orchestrator.backend import ALIVE, Endpoint, State
 from orchestrator.errors import (
     BackendError,
     OrchestratorError,
@@ -29,7 +29,7 @@ from orchestrator.errors import (
     SwitchFailed,
     SwitchRefused,
 )
-from orchestrator.switching_parts import ALIVE, DRAIN_S, Engine, Switched, fits_beside
+from orchestrator.switching_parts import DRAIN_S, Engine, Switched, fits_beside
 from orchestrator.switching_served import Served
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from orchestrator.profile import Profile
 
 DRAIN_S = 30.0
-ALIVE = frozenset({State.STARTING, State.READY, State.RESTARTING})
 Make = Callable[["Profile", str | None], Backend]
 
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import backend as backends
-from orchestrator.backend import Backend, Endpoint, Event, Plan, State
+from orchestrator.backend import ALIVE, Backend, Endpoint, Event, Plan, State
 from orchestrator.errors import BackendError, EngineReplaced, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
-from orchestrator.switching_parts import ALIVE, Engine, Make, together
+from orchestrator.switching_parts import Engine, Make, together
 
 if TYPE_CHECKING:
     from orchestrator.profile import Profile

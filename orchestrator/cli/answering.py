@@ -92,7 +92,7 @@ def _running(profile: Profile, backend: str | None) -> Model | None:
     under another one's name. Only an engine that was asked for by name has to be that one.
     """
     from orchestrator import source as sources
-    from orchestrator.backend import Endpoint
+    from orchestrator.backend import ALIVE, Endpoint
     from orchestrator.model import TextModel
 
     for service in services.running():
@@ -100,7 +100,7 @@ def _running(profile: Profile, backend: str | None) -> Model | None:
             name, engine = str(status["name"]), str(status["backend"])
             if (
                 backend in {None, engine}
-                and status["state"] in {"starting", "ready", "restarting"}
+                and status["state"] in ALIVE
                 and Path(status["profile"]) == profile.source
                 and service.url is not None
             ):
