@@ -14,6 +14,7 @@ from pathlib import Path
 from orchestrator import engines
 from orchestrator.backend import Binary
 from orchestrator.errors import BinaryMissing
+from orchestrator.home import expand_home
 
 PROBE_SECONDS = 30.0  # a ROCm build initialises every card before it answers
 
@@ -82,7 +83,7 @@ def find(program: Program, command: Sequence[str] | None, environ: Mapping[str, 
         )
     for variable in program.variables:
         if value := environ.get(variable):
-            return Binary((_executable(Path(value).expanduser(), variable),), variable)
+            return Binary((_executable(Path(expand_home(value, environ)), variable),), variable)
     if program.environment and (own := engines.installed(program.environment, environ)):
         return Binary((own["program"],), f"engine {program.environment}")
     if found := shutil.which(program.name, path=environ.get("PATH")):

@@ -24,6 +24,7 @@ from orchestrator.backend import Binary, Command, Dialect, Plan
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import BinaryMissing, UnsupportedModel
 from orchestrator.hardware import Machine
+from orchestrator.home import expand_home
 from orchestrator.profile import Profile
 
 LOCKS = Path(__file__).parent / "locks"
@@ -90,7 +91,7 @@ class Vllm(SubprocessBackend):
         if model_hub.is_reference(named):
             folder = model_hub.snapshot(named, environ)
             return folder, hf_model.read(folder)
-        path = profile.directory / Path(named).expanduser()
+        path = profile.directory / expand_home(named, environ)
         return (path, hf_model.read(path)) if path.is_dir() else (Path(named), None)
 
     @classmethod
@@ -106,8 +107,7 @@ class Vllm(SubprocessBackend):
             UnsupportedModel: one is something else, such as a GGUF file.
 
         """
-        del environ
-        paths = tuple(profile.directory / Path(each).expanduser() for each in profile.model.lora)
+        paths = tuple(profile.directory / expand_home(each, environ) for each in profile.model.lora)
         for path in paths:
             if not (path / "adapter_config.json").is_file():
                 raise UnsupportedModel(

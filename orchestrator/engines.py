@@ -29,6 +29,7 @@ from typing import Any
 
 from orchestrator.errors import BackendError, BinaryMissing, DeviceMissing, DoesNotFit, describe_exit
 from orchestrator.hardware import Machine
+from orchestrator.home import expand_home
 
 STAMP = "installed.json"
 VERIFY_SECONDS = 300  # the first import of a big engine compiles its Python files
@@ -97,9 +98,9 @@ class Recipe:
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where the engines' environments are."""
     if named := environ.get("ORCHESTRATOR_ENGINES"):
-        return Path(named).expanduser()
+        return Path(expand_home(named, environ))
     data = environ.get("XDG_DATA_HOME") or ""
-    base = Path(data) if data.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local/share"
+    base = Path(data if data.startswith("/") else expand_home("~/.local/share", environ))
     return base / "orchestrator" / "engines"
 
 

@@ -48,11 +48,18 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     return private(path.absolute())
 
 
+def expand_home(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Put the home folder in the place of a leading ``~``; ``~user`` is left alone."""
+    if text != "~" and not text.startswith("~/"):
+        return text
+    return (environ.get("HOME") or str(Path.home())) + text[1:]
+
+
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where what can be made again is kept: ``$XDG_CACHE_HOME/orchestrator``; nothing is made."""
     named = environ.get("XDG_CACHE_HOME", "")
     # by the XDG specification a relative path is none
-    base = Path(named) if named.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".cache"
+    base = Path(named if named.startswith("/") else expand_home("~/.cache", environ))
     return base / "orchestrator"
 
 

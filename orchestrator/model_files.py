@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator import model_hub
 from orchestrator.errors import NotAModel, UnsupportedModel
 from orchestrator.gguf_header import read, shards
-from orchestrator.home import cache_folder
+from orchestrator.home import cache_folder, expand_home
 from orchestrator.model_package import Progress, assembled
 
 __all__ = ["Progress", "Spec", "adapters", "default_cache", "projector", "resolve"]
@@ -118,17 +118,11 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
     return cache_folder(environ) / "models"
 
 
-def _expand(text: str, environ: Mapping[str, str]) -> Path:
-    if environ.get("HOME") and (text == "~" or text.startswith("~/")):
-        return Path(environ["HOME"] + text[1:])
-    return Path(text).expanduser()
-
-
 def _find(text: str, directory: Path, environ: Mapping[str, str]) -> Path:
-    wanted = _expand(text, environ)
+    wanted = Path(expand_home(text, environ))
     folders = [directory]
-    if environ.get("ROCM_MODEL_DIR"):
-        folders.append(_expand(environ["ROCM_MODEL_DIR"], environ))
+    if models := environ.get("ROCM_MODEL_DIR"):
+        folders.append(Path(expand_home(models, environ)))
     places = list(dict.fromkeys(folder / wanted for folder in folders))
     for place in places:
         if os.path.exists(place):  # noqa: PTH110  # Path.exists raises where access is denied

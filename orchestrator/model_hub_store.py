@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.home import cache_folder
+from orchestrator.home import cache_folder, expand_home
 from orchestrator.model_hub_choice import File, Listing
 
 ENDPOINT = "https://huggingface.co"
@@ -46,10 +46,9 @@ class Hub:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Hub:
         """Read the variables that Hugging Face's own tools read, by their rules."""
-        home = environ.get("HOME") or str(Path.home())
 
         def folder(text: str) -> Path:
-            return Path(home + text[1:] if text == "~" or text.startswith("~/") else text)
+            return Path(expand_home(text, environ))
 
         cache = folder(environ.get("XDG_CACHE_HOME") or "~/.cache")
         named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")

@@ -8,16 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import Problem
+from orchestrator.home import expand_home
 from orchestrator.yaml_scalars import FREE_TEXT, shown
 from orchestrator.yaml_source import read_file, read_text
 from orchestrator.yaml_tree import Mark, Node, merge
-
-
-def home_expanded(text: str, environ: Mapping[str, str]) -> str:
-    """Put the home folder in the place of a leading ``~``; ``~user`` is left alone."""
-    if text != "~" and not text.startswith("~/"):
-        return text
-    return (environ.get("HOME") or str(Path.home())) + text[1:]
 
 
 class Layers:
@@ -95,7 +89,7 @@ class Layers:
         if not first or not isinstance(first[0], str) or first[0] is FREE_TEXT or not node.text:
             self.problems.append(node.mark.problem("extends", "must be the path of one profile"))
             return None
-        return home_expanded(node.text, self.environ)
+        return expand_home(node.text, self.environ)
 
     def override(self, root: Node | None, text: str) -> Node | None:
         """Lay one ``KEY=VALUE`` over `root`."""

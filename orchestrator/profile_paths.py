@@ -15,7 +15,7 @@ from typing import Final
 
 from orchestrator import model_hub, templates
 from orchestrator.errors import ModelError, Problem
-from orchestrator.profile_layers import home_expanded
+from orchestrator.home import expand_home
 from orchestrator.yaml_scalars import FREE_TEXT, shown
 from orchestrator.yaml_tree import Mark, Node
 
@@ -148,10 +148,10 @@ class Paths:
 
     def find(self, text: str, mark: Mark) -> Path | None:
         """Return the absolute path of what is there under that name, or None."""
-        path = home_expanded(text, self.environ)
+        path = expand_home(text, self.environ)
         folders = [mark.folder, self.directory]
         if models := self.environ.get("ROCM_MODEL_DIR"):
-            folders.append(Path(home_expanded(models, self.environ)))
+            folders.append(Path(expand_home(models, self.environ)))
         for folder in folders:
             candidate = os.path.abspath(folder / path)  # noqa: PTH100  # resolve() would follow links
             if os.path.exists(candidate):  # noqa: PTH110  # Path.exists raises where access is denied
@@ -160,7 +160,7 @@ class Paths:
 
     def missing(self, node: Node, key: str, kind: str) -> Node:
         """Report that nothing is there."""
-        text = home_expanded(node.text, self.environ)
+        text = expand_home(node.text, self.environ)
         unset = "" if self.environ.get("ROCM_MODEL_DIR") else ", which is not set"
         beside = (
             "" if Path(text).is_absolute() else f"; looked beside the profile and in ROCM_MODEL_DIR{unset}"
@@ -176,5 +176,5 @@ class Paths:
         """Expand a leading ``~/`` as a shell would have done."""
         if not _is_text(node) or not node.text.startswith("~/"):
             return node
-        text = home_expanded(node.text, self.environ)
+        text = expand_home(node.text, self.environ)
         return replace(node, readings=(text,), text=text)
