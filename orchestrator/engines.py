@@ -33,6 +33,7 @@ from orchestrator.home import expand_home
 
 STAMP = "installed.json"
 VERIFY_SECONDS = 300  # the first import of a big engine compiles its Python files
+ASK_SECONDS = 30.0  # for a Python to tell its version
 END_SECONDS = 5.0  # between TERM and KILL of what installs
 Tell = Callable[[str], None]
 
@@ -204,8 +205,11 @@ def _python(recipe: Recipe) -> str | None:
     if found is None:
         return None
     asked = [found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    return found if told == recipe.python else None  # a version manager's shim may lead nowhere
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=ASK_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found if told.strip() == recipe.python else None  # a version manager's shim may lead nowhere
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``orchestrator convert``: the safetensors form of a GGUF model, for engines that read only that."""
+"""``orchestrator convert``: another form of a GGUF model: safetensors for vLLM, or unquantised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def convert(
 
     engine: Any = find(backend)
     if not hasattr(engine, "converted"):
-        raise BackendError(f"convert: {backend} reads a profile's model as it is")
+        raise BackendError(
+            f"convert: {backend} reads a profile's model as it is",
+            advice=f"start it: orchestrator up {profile} --backend {backend}",
+        )
     wish = loading.load_all([profile], None, backend)[0]
     console.err("converting, half a minute for a small model")
     console.out(str(engine.converted(wish, os.environ)))
