@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from backends import programs
 from backends.failures import Failure
 from orchestrator import gguf_header, hardware, model_files
-from orchestrator.backend import Binary, Command, Dialect, Plan
+from orchestrator.backend import Binary, Command, Dialect, Plan, family
 from orchestrator.container_client import CLIENTS
 from orchestrator.engines import Recipe
 from orchestrator.errors import BinaryMissing
@@ -43,6 +43,7 @@ class Engine:
         props_path: what it says of itself for `confirm`, or None.
         progress_path: where its counters are, in Prometheus' text form.
         progress: finds the counters that move with work done only.
+        takes_memory_fraction: whether it minds a profile's ``memory_fraction``, which is refused otherwise.
         lists_devices: whether its program has llama.cpp's ``--list-devices``.
         gpu_memory: reads what processes hold of a GPU.
         port_taken: what its log says when somebody else has the port.
@@ -64,12 +65,19 @@ class Engine:
     props_path: ClassVar[str | None] = None
     progress_path: ClassVar[str] = "/metrics"
     progress: ClassVar[re.Pattern[str]]
+    takes_memory_fraction: ClassVar[bool] = False
     lists_devices: ClassVar[bool] = True
     gpu_memory: ClassVar[GpuMemory] = GpuMemory()
     port_taken: ClassVar[re.Pattern[str]]
     failures: ClassVar[tuple[Failure, ...]] = ()
     stages: ClassVar[re.Pattern[str]] = re.compile("")
     noise_on_cpu: ClassVar[re.Pattern[str] | None] = None
+
+    @classmethod
+    def section(cls, profile: Profile) -> dict[str, Any]:
+        """Return what the profile says in the engine's section, laid over what it says in its `family`'s."""
+        given = profile.options
+        return {**given.get(family(cls.name), {}), **given.get(cls.name, {})}
 
     @classmethod
     def locate(cls, environ: Mapping[str, str], command: Sequence[str] | None = None) -> Binary:

@@ -47,6 +47,7 @@ class Vllm(SubprocessBackend):
         *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
     )
     props_path = "/v1/models"
+    takes_memory_fraction = True
     lists_devices = False
     # every step of the engine counts here, a part of a long prompt too
     progress = re.compile(r"^vllm:iteration_tokens_total_sum\S* (\S+)", re.MULTILINE)
@@ -133,8 +134,7 @@ class Vllm(SubprocessBackend):
     # -- the command ------------------------------------------------------------------------------------
     def options_of(self, plan: Plan) -> VllmOptions:
         """Return the ``vllm:`` section, what the section of this backend's own name says laid over it."""
-        given = plan.profile.options
-        return VllmOptions.model_validate({**given.get("vllm", {}), **given.get(self.name, {})})
+        return VllmOptions.model_validate(self.section(plan.profile))
 
     def command(self, plan: Plan, port: int) -> Command:
         """Return argv and environment; pure."""

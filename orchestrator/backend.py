@@ -281,6 +281,26 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
 
 
+@functools.cache
+def _families() -> Mapping[str, str]:
+    """Return the family of every installed backend that has one, without importing any."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        family = point.name.rpartition("-")[0]
+        if family:
+            groups.setdefault((point.module, family), set()).add(point.name)
+    return {name: family for (_, family), names in groups.items() if len(names) > 1 for name in names}
+
+
+def family(name: str) -> str:
+    """Return the name that a backend shares with others, which is a section of the profile too, or its own.
+
+    Backends of one module are a family when their names have in common what stands before the last dash,
+    as ``vllm-rocm``, ``vllm-cuda`` and ``vllm-cpu`` are ``vllm``.
+    """
+    return _families().get(name, name)
+
+
 def find(name: str) -> type[Backend]:
     """Return the backend class registered under `name`.
 

@@ -21,7 +21,13 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from orchestrator.errors import Problem, ProfileError, UnknownBackend
-from orchestrator.profile_engines import FAMILIES, InstalledEngines, json_schema
+from orchestrator.profile_engines import (
+    InstalledEngines,
+    json_schema,
+    reader,
+    section_names,
+    takes_memory_fraction,
+)
 from orchestrator.profile_faults import did_you_mean, validate
 from orchestrator.profile_layers import Layers
 from orchestrator.profile_paths import Paths
@@ -143,10 +149,11 @@ class _Check:
         self.name()
         self.backend()
         self.ways()
-        sections = [self.section(key) for key in self.section_names() if key in (self.root.entries or {})]
+        named = section_names(self.engines)
+        sections = [self.section(key) for key in named if key in (self.root.entries or {})]
         sampling = self.sampling()
         self.root = self.paths.resolve(self.root)
-        keys = validate(Keys, self.root, self.report, also_known=("extends", *self.section_names()))
+        keys = validate(Keys, self.root, self.report, also_known=("extends", *named))
         if keys is None or sampling is None or not all(sections):
             return None
         fields = {name: getattr(keys, name) for name in keys.model_fields_set}  # to know what was asked for
@@ -201,13 +208,18 @@ class _Check:
         name = node.text
         if name not in self.engines:
             names = ", ".join(self.engines) or "none"
-            to_come = "is not supported yet" if name.startswith(FAMILIES) else "is not an installed backend"
-            hint = did_you_mean(name, self.engines)
-            self.refuse("backend", node, f"{shown(name)} {to_come}{hint or f'; installed: {names}'}")
+            hint = did_you_mean(name, self.engines) or f"; installed: {names}"
+            self.refuse("backend", node, f"{shown(name)} is not an installed backend{hint}")
+            return
         share = self.entry("memory_fraction")
-        if share is not None and not share.faulty and not name.startswith(FAMILIES):
+        if share is not None and not share.faulty:
             given = share.readings[-1] if share.readings else None
-            if isinstance(given, float) and given != DEFAULT_MEMORY_FRACTION:
+            # asked last, as it imports the engine
+            if (
+                isinstance(given, float)
+                and given != DEFAULT_MEMORY_FRACTION
+                and not takes_memory_fraction(name)
+            ):
                 self.refuse("memory_fraction", share, f"is not supported yet by {shown(name)}; leave it out")
 
     def ways(self) -> None:
@@ -216,21 +228,13 @@ class _Check:
         if container is not None and self.entry("command") is not None:
             self.refuse("container", container, "must not stand beside command, which is the whole command")
 
-    def section_names(self) -> tuple[str, ...]:
-        """Return the names that an engine section may have."""
-        return (*self.engines, *(name for name in FAMILIES if name not in self.engines))
-
     def section(self, key: str) -> bool:
         """Check an engine's section with that engine's own model; false when it can't be used."""
         node = self.entry(key)
         assert node is not None
         self.change(None, key)
-        reader = next((name for name in self.engines if name == key or name.startswith(f"{key}-")), None)
-        if reader is None:
-            self.report(node.key_mark.problem(key, "is not supported yet; no installed backend reads it"))
-            return False
         try:
-            model = self.engines[reader]
+            model = self.engines[str(reader(key, self.engines))]
         except UnknownBackend as error:
             self.report(node.key_mark.problem(key, f"can't be checked: {error.message}"))
             return False

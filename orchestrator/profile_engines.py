@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
 from orchestrator import backend as backends
 from orchestrator.errors import UnknownBackend
 from orchestrator.profile_schema import Keys, Sampling
-
-FAMILIES: Final = ("vllm",)
-"""Sections that several backends share: ``vllm`` is read by ``vllm-rocm``, ``vllm-cuda`` and ``vllm-cpu``."""
 
 
 class InstalledEngines(Mapping[str, type[BaseModel]]):
@@ -33,6 +30,25 @@ class InstalledEngines(Mapping[str, type[BaseModel]]):
     def __len__(self) -> int:
         """Return how many backends are installed."""
         return len(backends.installed())
+
+
+def reader(key: str, engines: Iterable[str]) -> str | None:
+    """Return the engine that a section is for, or the first of the family that shares it, if any."""
+    return next((name for name in engines if key in {name, backends.family(name)}), None)
+
+
+def section_names(engines: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that an engine section may have: the engines', then those of families."""
+    names = tuple(engines)
+    return tuple(dict.fromkeys((*names, *map(backends.family, names))))
+
+
+def takes_memory_fraction(name: str) -> bool:
+    """Say whether an engine minds that key; of one that can't be asked it is believed."""
+    try:
+        return bool(getattr(backends.find(name), "takes_memory_fraction", False))
+    except UnknownBackend:
+        return True
 
 
 def json_schema(engines: Mapping[str, type[BaseModel]] | None = None) -> dict[str, Any]:
@@ -68,10 +84,9 @@ def json_schema(engines: Mapping[str, type[BaseModel]] | None = None) -> dict[st
             properties[name] = section(engines[name], name)
         except UnknownBackend:
             properties[name] = {"title": name, "type": "object"}
-    for family in FAMILIES:
-        member = next((name for name in engines if name.startswith(f"{family}-")), None)
-        if member is not None:
-            properties[family] = {**properties[member], "title": family}
+    for name in section_names(engines):
+        if name not in engines:
+            properties[name] = {**properties[str(reader(name, engines))], "title": name}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
