@@ -158,7 +158,7 @@ class SubprocessBackend(Engine):
 
     def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Call `callback` with every event from now on; returns the unsubscriber."""
-        return self.life.subscribe(callback)
+        return self.life.subscribers.add(callback)
 
     def status(self) -> dict[str, Any]:
         """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""

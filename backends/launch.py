@@ -30,6 +30,7 @@ from orchestrator.errors import (
     describe_exit,
 )
 from orchestrator.leftovers import boot_id, start_time
+from orchestrator.waiting import to_its_end
 
 if TYPE_CHECKING:
     from backends.base import SubprocessBackend
@@ -244,16 +245,7 @@ async def end(engine: SubprocessBackend, child: process.Child) -> None:
         StopFailed: something is still there; nothing may be started on top of it.
 
     """
-    ending = asyncio.ensure_future(_end(engine, child))
-    called_off: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.wait([ending])
-        except asyncio.CancelledError as error:
-            called_off = error
-    ending.result()
-    if called_off is not None:
-        raise called_off
+    await to_its_end(_end(engine, child))
 
 
 async def _end(engine: SubprocessBackend, child: process.Child) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.backend import ALIVE, Endpoint, Event, State
 from orchestrator.errors import OrchestratorError, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
+from orchestrator.subscribers import Subscribers
 
 if TYPE_CHECKING:
     from backends.process import Child
@@ -57,7 +58,7 @@ class Lifecycle:
         self.stage = ""
         self.restarts = 0
         self.in_flight = 0
-        self._subscribers: list[Callable[[Event], None]] = []
+        self.subscribers = Subscribers()
 
     @property
     def title(self) -> str:
@@ -78,11 +79,7 @@ class Lifecycle:
         event = Event(time.time(), self.profile.name, name, self.state, fields)
         if name != "stage":
             log.info(name, profile=self.profile.name, state=str(self.state), **fields)
-        for callback in list(self._subscribers):
-            try:
-                callback(event)
-            except Exception:  # a subscriber's fault is not the engine's
-                log.exception("subscriber_failed", profile=self.profile.name)
+        self.subscribers.tell(event)
 
     # -- the callers' side ----------------------------------------------------------------------------------
     def wait_ready(self, timeout: float | None) -> Endpoint:
@@ -123,17 +120,6 @@ class Lifecycle:
         finally:
             with self.changed:
                 self.in_flight -= 1
-
-    def subscribe(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `callback` with every event from now on; returns the unsubscriber."""
-        with self.changed:
-            self._subscribers.append(callback)
-
-        def unsubscribe() -> None:
-            with self.changed, contextlib.suppress(ValueError):
-                self._subscribers.remove(callback)
-
-        return unsubscribe
 
     def status(self) -> Mapping[str, Any]:
         """Return what `ps` and ``/api/status`` show; memory in bytes, times in seconds."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import source as sources
 from orchestrator.errors import StartTimeout
 from orchestrator.model import AsyncTextModel, TextModel
 from orchestrator.switching import Switchable
+from orchestrator.waiting import to_its_end
 
 
 def load(path: str | Path, backend: str | None = None, overrides: Sequence[str] = ()) -> TextModel:
@@ -42,10 +43,10 @@ async def aload(
     """Do what `load` does, without blocking the event loop; called off, it stops what it has started."""
     engine = await asyncio.to_thread(_engine, path, backend, overrides)
     try:
-        await _to_its_end(lambda: _begin(engine))  # then there is something that a stop can end
+        await to_its_end(asyncio.to_thread(_begin, engine))  # then there is something that a stop can end
         await asyncio.to_thread(engine.endpoint)
     except BaseException:
-        await _to_its_end(engine.stop)
+        await to_its_end(asyncio.to_thread(engine.stop))
         raise
     return AsyncTextModel(engine)
 
@@ -59,20 +60,6 @@ def _engine(path: str | Path, backend: str | None, overrides: Sequence[str]) -> 
 def _begin(engine: Switchable) -> None:
     with contextlib.suppress(StartTimeout):
         engine.start(timeout=0)
-
-
-async def _to_its_end(work: Callable[[], None]) -> None:
-    """Work in a thread; a caller who is called off waits all the same."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    called_off: asyncio.CancelledError | None = None
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError as error:
-            called_off = error
-    working.result()
-    if called_off is not None:
-        raise called_off
 
 
 def connect(url: str, key: str | None = None, model: str | None = None) -> TextModel:

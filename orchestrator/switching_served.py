@@ -20,6 +20,7 @@ from orchestrator import backend as backends
 from orchestrator.backend import ALIVE, Backend, Endpoint, Event, Plan, State
 from orchestrator.errors import BackendError, EngineReplaced, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
+from orchestrator.subscribers import Subscribers
 from orchestrator.switching_parts import Engine, Make, together
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Served:
         self._make = make or _installed
         self._changed = threading.Condition()
         self._turn = threading.Lock()
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers = Subscribers()
         self._engines: list[Engine] = []
         self._to: str | None = None
         self._held = False
@@ -124,14 +125,7 @@ class Served:
         Besides the engines' events: ``switching``, ``switched``, ``switch_failed``, and ``cut`` when answers
         outlasted the drain time.
         """
-        with self._changed:
-            self._subscribers.append(callback)
-
-        def unsubscribe() -> None:
-            with self._changed, contextlib.suppress(ValueError):
-                self._subscribers.remove(callback)
-
-        return unsubscribe
+        return self._subscribers.add(callback)
 
     def status(self) -> dict[str, Any]:
         """Return the current engine's status, what a second one has added, and `switching_to`."""
@@ -174,6 +168,9 @@ class Served:
 
     def _stop_all(self, grace: float | None) -> None:
         engines = self._all()
+        if len(engines) == 1:  # no thread of ours: an interpreter that is about to end gives none
+            engines[0].backend.stop(grace)
+            return
         with ThreadPoolExecutor(len(engines), thread_name_prefix="stop") as pool:
             stops = [pool.submit(engine.backend.stop, grace) for engine in engines]
         for stop in stops:
@@ -206,7 +203,7 @@ class Served:
     def _hear(self, engine: Engine, event: Event) -> None:
         """Take an engine's event; called from its thread, with its lock held."""
         if event.name != "state":
-            self._publish(replace(event, state=self.state))
+            self._subscribers.tell(replace(event, state=self.state))
             return
         with self._changed:
             engine.heard, engine.told = event.state, dict(event.fields)
@@ -217,7 +214,7 @@ class Served:
             self._show()
         else:
             self._shown = event.state
-            self._publish(event)
+            self._subscribers.tell(event)
 
     def _show(self) -> None:
         """Tell the state if it is another one than was told last."""
@@ -225,18 +222,13 @@ class Served:
         if state is not before:
             self._shown = state
             told = self._current.told if self._current.heard is state else {}
-            self._publish(Event(time.time(), self._name, "state", state, {**told, "before": str(before)}))
+            self._subscribers.tell(
+                Event(time.time(), self._name, "state", state, {**told, "before": str(before)})
+            )
 
     def _tell(self, name: str, **fields: Any) -> None:
         log.info(name, profile=self._name, **fields)
-        self._publish(Event(time.time(), self._name, name, self.state, fields))
-
-    def _publish(self, event: Event) -> None:
-        for callback in list(self._subscribers):
-            try:
-                callback(event)
-            except Exception:  # a subscriber's fault is not the engine's
-                log.exception("subscriber_failed", profile=event.profile)
+        self._subscribers.tell(Event(time.time(), self._name, name, self.state, fields))
 
 
 def _folders(instance: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ground": (
         "backend", "container_client", "engines", "gguf_*", "hf_*", "hardware", "home", "inventory",
         "inventory_*", "leftovers", "log", "model_files", "model_hub", "model_hub_*", "model_package",
-        "profile", "profile_*", "templates", "yaml_*",
+        "profile", "profile_*", "subscribers", "templates", "waiting", "yaml_*",
     ),
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),
