@@ -34,6 +34,7 @@ class Engine:
         name: of the backend.
         dialect: how it spells the options of a request.
         Options: what its section of a profile may hold.
+        formats: of models that it serves as they are: ``gguf``, ``safetensors``.
         program: where its program may be.
         recipe: how it gets an environment of its own, None when it can't be installed from here.
         key_variable: the variable from which it takes its API key.
@@ -56,6 +57,7 @@ class Engine:
     name: ClassVar[str]
     dialect: ClassVar[Dialect]
     Options: ClassVar[type[BaseModel]]
+    formats: ClassVar[tuple[str, ...]] = ("gguf",)
     program: ClassVar[programs.Program]
     recipe: ClassVar[Recipe | None] = None
     key_variable: ClassVar[str]

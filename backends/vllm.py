@@ -38,6 +38,7 @@ class Vllm(SubprocessBackend):
     kind: ClassVar[str]
     Options = VllmOptions
     dialect: ClassVar[Dialect] = DIALECT
+    formats: ClassVar[tuple[str, ...]] = ("safetensors",)
     key_variable = "VLLM_API_KEY"
     # settings belong into the profile: VLLM_PORT would move its inner sockets, PYTHONPATH is another Python's
     unset = ("VLLM_*", "PYTHONHOME", "PYTHONPATH")

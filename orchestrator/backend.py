@@ -23,7 +23,7 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -212,6 +212,7 @@ class Backend(Protocol):
     name: ClassVar[str]
     dialect: ClassVar[Dialect]
     Options: ClassVar[type[BaseModel]]
+    formats: ClassVar[tuple[str, ...]]  # of models that it serves: ``gguf``, ``safetensors``
 
     profile: Profile
 
@@ -308,15 +309,7 @@ def find(name: str) -> type[Backend]:
         UnknownBackend: there is none, or its package can't be imported.
 
     """
-    points = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    if not points:
-        close = difflib.get_close_matches(name, installed(), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UnknownBackend(
-            f"backend: no backend named {name!r} is installed{hint}",
-            advice=f"installed: {', '.join(installed()) or 'none'}",
-        )
-    point = next(iter(points))
+    point = entry_point(name)
     try:
         loaded: type[Backend] = point.load()
     except (ImportError, AttributeError) as error:
@@ -325,3 +318,21 @@ def find(name: str) -> type[Backend]:
             advice="reinstall the package that brings it",
         ) from error
     return loaded
+
+
+def entry_point(name: str) -> EntryPoint:
+    """Return where a backend is registered, without importing it.
+
+    Raises:
+        UnknownBackend: it is not.
+
+    """
+    points = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    if not points:
+        close = difflib.get_close_matches(name, installed(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UnknownBackend(
+            f"backend: no backend named {name!r} is installed{hint}",
+            advice=f"installed: {', '.join(installed()) or 'none'}",
+        )
+    return next(iter(points))

@@ -3,6 +3,7 @@
     inventory_files     folders -> files that may be models; loops, links and locked doors survived
     inventory_read      one of them -> Entry
     inventory_cache     what was read before, as long as nothing changed
+    inventory_engines   which engines serve which form
 
 What can't be read is listed with its fault, never left out in silence.
 """
@@ -16,9 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from orchestrator.backend import family
 from orchestrator.gguf_known import Known
 from orchestrator.home import cache_folder
 from orchestrator.inventory_cache import Cache
+from orchestrator.inventory_engines import serving
 from orchestrator.inventory_files import Trouble, walk
 from orchestrator.inventory_read import Entry, entry
 from orchestrator.model_files import default_cache
@@ -84,7 +87,8 @@ def scan(folders: Iterable[Path], *, cache: Path | None = None) -> Inventory:
 
     Args:
         folders: where to look; one that isn't there is a trouble.
-        cache: a file that remembers what was read; None reads everything anew. A broken one is ignored.
+        cache: a file that remembers what was read, with ``engines.json`` beside it; None reads everything
+            anew. A broken one is ignored.
 
     """
     roots = tuple(folders)
@@ -102,6 +106,12 @@ def scan(folders: Iterable[Path], *, cache: Path | None = None) -> Inventory:
         found.append(entered)
     remembered.save(roots)
     entries = _attach(sorted(found, key=lambda each: each.path))
+    if any(each.kind == "model" for each in entries):
+        by_format = serving(cache and cache.with_name("engines.json"))
+        entries = tuple(
+            replace(each, engines=by_format.get(each.format, ())) if each.kind == "model" else each
+            for each in entries
+        )
     return Inventory(roots, entries, tuple(troubles), read)
 
 
@@ -122,7 +132,7 @@ def select(
         reverse: largest or last first.
         words: each has to be in the path, the name, the architecture or the quantisation; case is ignored.
         kinds: keeps these kinds only.
-        engine: keeps what this engine can serve; ``vllm`` means any vLLM.
+        engine: keeps what this engine can serve, or one of this family: ``vllm`` means any vLLM.
 
     """
 
@@ -131,10 +141,7 @@ def select(
         return (
             all(word.lower() in text for word in words)
             and (not kinds or each.kind in kinds)
-            and (
-                engine is None
-                or any(name == engine or engine.startswith(f"{name}-") for name in each.engines)
-            )
+            and (engine is None or engine in each.engines or family(engine) in each.engines)
         )
 
     kept = sorted(filter(matches, entries), key=lambda each: each.path)

@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.inventory_files import Candidate, Sign
 from orchestrator.inventory_read import Entry
 
-_FORMAT = 2  # raised whenever an entry would be read differently
+_FORMAT = 3  # raised whenever an entry would be read differently
 
 
 class _Kept(msgspec.Struct, array_like=True, frozen=True):

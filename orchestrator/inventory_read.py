@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from orchestrator import gguf_header, hf_files, hf_model
 from orchestrator.errors import ModelError
 from orchestrator.gguf_known import Known
 from orchestrator.inventory_files import Candidate
-
-# What a form is served by; `vllm` stands for vllm-rocm, vllm-cuda and vllm-cpu.
-_ENGINES: Final[Mapping[str, tuple[str, ...]]] = {"gguf": ("llama-server",), "safetensors": ("vllm",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,8 @@ class Entry:
         context: native context in tokens.
         width: of the residual stream, for a projector of the model it was made for.
         chat_template: whether it brings one.
-        engines: what can serve it; ``vllm`` stands for every backend of that family.
+        engines: what can serve it; a family such as ``vllm`` stands for every backend of it. An inventory
+            fills it in, as engines come and go.
         mmproj: projectors beside it.
         fault: why it can't be used, None when nothing is wrong.
 
@@ -104,7 +100,6 @@ def _gguf(candidate: Candidate, known: Known) -> Entry:
         context=header.context,
         width=width,
         chat_template=header.chat_template is not None,
-        engines=_ENGINES["gguf"] if header.kind == "model" else (),
     )
 
 
@@ -127,7 +122,6 @@ def _safetensors(candidate: Candidate) -> Entry:
         context=model.context,
         width=model.embedding,
         chat_template=model.chat_template is not None,
-        engines=_ENGINES["safetensors"],
     )
 
 

@@ -360,7 +360,7 @@ def test_a_broken_cache_is_ignored_and_mended_ugly(tmp_path: Path, content: byte
     cache.write_bytes(content)
     assert scan([models], cache=cache).read == 1
     assert scan([models], cache=cache).read == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"models", "cache.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "cache.json", "engines.json"}
 
 
 def test_a_cache_that_cant_be_written_is_no_fault_ugly(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class FoundModel(Document, frozen=True):
     """A model on disk, or what belongs to one.
 
     `kind` is model, mmproj, adapter, imatrix, control-vector, vocabulary, or broken when there is a `fault`.
-    `engines` names what can serve it; vllm stands for every backend of that family.
+    `engines` names what can serve it; a family's name, such as vllm, stands for every backend of it.
     """
 
     path: str

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 
 if TYPE_CHECKING:
     from orchestrator.cli import documents
     from orchestrator.inventory import Entry, Inventory
 
 SortBy = Literal["path", "name", "architecture", "parameters", "size", "context", "bits"]
-Engine = Literal["llama-server", "vllm"]
 
 
 def models(
@@ -26,7 +25,14 @@ def models(
         list[str] | None,
         typer.Option("--match", metavar="TEXT", help="Only what has it in path, name or kind. Repeatable."),
     ] = None,
-    engine: Annotated[Engine | None, typer.Option(help="Only what this engine can serve.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only what this engine can serve: llama-server, vllm, ...",
+            autocompletion=completion.backends,
+        ),
+    ] = None,
     sort: Annotated[SortBy, typer.Option(help="By what to sort.")] = "path",
     reverse: Annotated[bool, typer.Option("--reverse", help="The largest or last first.")] = False,
     show_all: Annotated[
@@ -43,6 +49,7 @@ def models(
     places = tuple(Path(folder).expanduser() for folder in folders or ()) or inventory.places()
     if missing := [str(place) for place in places if folders and not place.exists()]:
         raise UsageError(f"models: no such folder: {', '.join(missing)}")
+    _check(engine)
     found = inventory.scan(places, cache=None if fresh else inventory.cache_file())
     kinds = () if show_all or as_json else ("model", "broken")
     shown = inventory.select(
@@ -63,6 +70,19 @@ def models(
             console.err(f"broken: {console.printable(each.path)}: {console.printable(each.fault)}")
     for trouble in found.troubles:
         console.err(f"not searched: {console.printable(trouble.path)}: {console.printable(trouble.reason)}")
+
+
+def _check(engine: str | None) -> None:
+    """Refuse an engine that is not installed; a family's name is one too."""
+    from orchestrator.backend import family, installed
+
+    names = sorted({*installed(), *map(family, installed())})
+    if engine is not None and engine not in names:
+        from orchestrator.cli.faults import UsageError
+        from orchestrator.profile_faults import did_you_mean
+
+        hint = did_you_mean(engine, names) or f"; there are {', '.join(names)}"
+        raise UsageError(f"models: no engine named {engine!r} is installed{hint}")
 
 
 def _document(found: Inventory, shown: tuple[Entry, ...]) -> documents.Models:
