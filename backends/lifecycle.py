@@ -10,10 +10,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from orchestrator.backend import ALIVE, Endpoint, Event, State
 from orchestrator.errors import OrchestratorError, StartCancelled, StartTimeout
@@ -27,15 +27,40 @@ if TYPE_CHECKING:
 
 log = get_logger("orchestrator.backend")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 TAIL_LINES = 20
 THREADS = 4  # of a supervisor, at most, for what would block its loop
+
+
+class _Threads(ThreadPoolExecutor):
+    """A pool that works on when the main thread has ended: an engine may be stopped at exit, or later."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run in a thread of the pool, else in one of its own."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:  # Python's pools take nothing more then
+            alone: Future[T] = Future()
+            threading.Thread(target=_settle, args=(alone, lambda: fn(*args, **kwargs)), daemon=True).start()
+            return alone
+
+
+def _settle(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # whoever awaits it is told
+        future.set_exception(error)
 
 
 def run(task: Coroutine[Any, Any, None]) -> None:
     """Run a supervisor's task on an event loop of its own, with a bounded pool of threads."""
 
     async def bounded() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        asyncio.get_running_loop().set_default_executor(_Threads(THREADS))
         await task
 
     asyncio.run(bounded())

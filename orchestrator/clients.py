@@ -14,7 +14,8 @@ import httpx
 import tenacity
 
 from orchestrator.chunks import bad_status, json_or_text
-from orchestrator.errors import ProtocolError, Unreachable
+from orchestrator.errors import ProtocolError, RequestError, Unreachable
+from orchestrator.request import sendable
 
 if TYPE_CHECKING:
     from orchestrator.backend import Endpoint
@@ -41,16 +42,22 @@ def reaching(what: str) -> Iterator[None]:
 def tokenise_request(
     client: httpx.Client | httpx.AsyncClient, endpoint: Endpoint, text: str
 ) -> httpx.Request:
-    """Return the question for a text's tokens, in the words of llama-server and of vLLM at once."""
+    """Return the question for a text's tokens, in the words of llama-server and of vLLM at once.
+
+    Raises:
+        RequestError: the text can't be sent.
+
+    """
     body = {"content": text, "add_special": True, "prompt": text, "add_special_tokens": True}
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-    return client.build_request(
-        "POST",
-        endpoint.url + "/tokenize",
-        json={"model": endpoint.model, **body},
-        headers=headers,
-        timeout=30,
-    )
+    with sendable("tokenize"):
+        return client.build_request(
+            "POST",
+            endpoint.url + "/tokenize",
+            json={"model": endpoint.model, **body},
+            headers=headers,
+            timeout=30,
+        )
 
 
 def tokenised(response: httpx.Response) -> list[int]:
@@ -95,17 +102,30 @@ def sync_client(url: str) -> httpx.Client:
     return httpx.Client(limits=limits, **client_options(url))
 
 
+def closed() -> RequestError:
+    """Return the error of who asks a model that was closed."""
+    return RequestError("request: the model is closed", advice="load it, or connect to it, again")
+
+
 class AsyncClients:
     """The same for asyncio, one for each event loop: a client belongs to its loop."""
 
     def __init__(self) -> None:
         self._known: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, Callable[[], None]]] = {}
         self._lock = threading.Lock()  # loops may run in several threads
+        self._closed = False
 
     def here(self, url: str) -> httpx.AsyncClient:
-        """Return the running loop's client."""
+        """Return the running loop's client.
+
+        Raises:
+            RequestError: they were closed.
+
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
+            if self._closed:
+                raise closed()
             if loop not in self._known:
                 for ended in [other for other in self._known if other.is_closed()]:
                     self._known.pop(ended)[1]()
@@ -115,6 +135,7 @@ class AsyncClients:
     async def close(self) -> None:
         """Close all; those of other loops keep no connections, and are only let go."""
         with self._lock:
+            self._closed = True
             mine = self._known.pop(asyncio.get_running_loop(), None)
             others = list(self._known.values())
             self._known.clear()

@@ -280,6 +280,7 @@ class _Watch:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0  # cancellations that the task had when it began to wait
         self._loop = asyncio.get_running_loop()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
@@ -289,6 +290,7 @@ class _Watch:
     def enter(self) -> None:
         """Note which task is going to wait."""
         self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
 
     def _check(self) -> None:
         left = self._call.seconds_left()
@@ -306,10 +308,10 @@ class _Watch:
             self._task.cancel()
 
     def cancelled(self) -> bool:
-        """Whether a cancellation that arrived was ours; if so, it is taken back."""
-        if self._woken and self._task is not None:
-            self._task.uncancel()
-        return self._woken
+        """Whether a cancellation that arrived was ours alone; ours is taken back in any case."""
+        if not self._woken or self._task is None:
+            return False
+        return self._task.uncancel() <= self._cancelling
 
     def end(self) -> None:
         """Stop watching."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from orchestrator import classify
 from orchestrator import source as sources
-from orchestrator.clients import AsyncClients, reaching, sync_client, tokenise_request, tokenised
+from orchestrator.clients import AsyncClients, closed, reaching, sync_client, tokenise_request, tokenised
 from orchestrator.errors import BackendError, RequestError, SwitchRefused
 from orchestrator.generation import AsyncGeneration, Generation
 from orchestrator.request import CHAT, COMPLETIONS, Options, Prompt, chat_body, check_names, completion_body
@@ -128,6 +128,7 @@ class TextModel(_Model):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._http: httpx.Client | None = None
+        self._closed = False
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continue a text, or a list of token ids. Options: see `orchestrator.request.Options`.
@@ -222,6 +223,8 @@ class TextModel(_Model):
             return
         self._end_calls()
         self._source.stop()
+        with self._lock:
+            self._closed = True
         if self._http is not None:
             self._http.close()
 
@@ -233,6 +236,8 @@ class TextModel(_Model):
 
     def _client(self, url: str) -> httpx.Client:
         with self._lock:
+            if self._closed:
+                raise closed()
             if self._http is None:
                 self._http = sync_client(url)
             return self._http

@@ -7,9 +7,10 @@ own samplers never decide.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from orchestrator.backend import Endpoint
@@ -84,9 +85,19 @@ def completion_body(endpoint: Endpoint, prompt: Prompt, options: Options) -> dic
     """Return the body for `COMPLETIONS`.
 
     Raises:
-        RequestError: the engine or the endpoint lacks one of the options.
+        RequestError: the engine or the endpoint lacks one of the options, or the prompt is neither a text nor
+            a list of token ids.
 
     """
+    if not isinstance(prompt, str) and (
+        isinstance(prompt, bytes | bytearray)
+        or not isinstance(prompt, Sequence)
+        or not all(type(token) is int for token in prompt)
+    ):
+        # engines take a list of texts for several prompts at once, whose answers would come as one
+        raise RequestError(
+            "request: a prompt is one text, or a list of token ids", advice="batch_generate takes several"
+        )
     for name in CHAT_ONLY:
         if options.get(name) is not None:
             raise RequestError(f"request: {name} is an option of chat, not of generate")
@@ -108,6 +119,28 @@ def chat_body(
     return _body(endpoint, {"messages": turns}, options, chat=True)
 
 
+@contextlib.contextmanager
+def sendable(what: str) -> Iterator[None]:
+    """Turn what Python says of values that JSON can't hold into our error.
+
+    Raises:
+        RequestError: one of them can't be sent.
+
+    """
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what}: a text holds half of a surrogate pair, which can't be sent: {error}",
+            advice="it comes from bytes that are not UTF-8: decode them with errors='replace'",
+        ) from error
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise RequestError(
+            f"{what}: a value of a kind that can't be sent: {error}",
+            advice="see `orchestrator.request.Options` for what each option takes",
+        ) from error
+
+
 def _body(endpoint: Endpoint, content: dict[str, Any], options: Options, *, chat: bool) -> dict[str, Any]:
     check_names(options)
     dialect = endpoint.dialect
@@ -122,6 +155,11 @@ def _body(endpoint: Endpoint, content: dict[str, Any], options: Options, *, chat
             raise RequestError(
                 f"request: {dialect.name} does not offer {name}",
                 advice=f"it offers: {', '.join(sorted(dialect.fields))}",
+            )
+        if name == "max_tokens" and isinstance(value, int) and value < 1:  # llama-server answers 0 with one
+            raise RequestError(
+                f"request: max_tokens must be at least 1, not {value}",
+                advice="leave it out for an answer that ends by itself",
             )
         limit = dialect.limits.get(name)
         sent = value if limit is None or not isinstance(value, int) else min(value, limit)

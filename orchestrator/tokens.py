@@ -165,7 +165,7 @@ class Metrics:
         ttft_s: from the request sent on an open connection to the first text, reasoning or tool call.
         prefill_tok_s: (prompt_tokens - cached_tokens) / ttft_s.
         decode_tok_s: (completion_tokens - 1) / (last output - first output).
-        total_s: from the request sent to the end of the stream.
+        total_s: from the request sent to the end of the stream; None when it was not sent.
         memory: of the engine, as its backend reports it; None for a server that is not ours.
         timings: the engine's own figures, where it sends them.
 

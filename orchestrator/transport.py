@@ -23,6 +23,7 @@ import httpx
 from orchestrator.chunks import bad_status, json_or_text
 from orchestrator.errors import ProtocolError, RequestError, Stalled, Unreachable
 from orchestrator.log import get_logger
+from orchestrator.request import sendable
 from orchestrator.tokens import Metrics, Token
 from orchestrator.wire import Stream
 
@@ -87,7 +88,8 @@ class Call:
         """Return the request for this endpoint.
 
         Raises:
-            RequestError: the endpoint's engine lacks an option, or the call was ended meanwhile.
+            RequestError: the endpoint's engine lacks an option, a value can't be sent, or the call was ended
+                meanwhile.
 
         """
         if self.stopped:
@@ -98,14 +100,15 @@ class Call:
         # aiohttp would count the caller's time between two tokens too; the async shell has its own watch.
         limits = (self.settings.stall, self.settings.request) if isinstance(client, httpx.Client) else ()
         patience = min((seconds for seconds in limits if seconds), default=None)
-        return client.build_request(
-            "POST",
-            endpoint.url + self.path,
-            json=self.body(endpoint),
-            headers=headers,
-            timeout=httpx.Timeout(patience, connect=CONNECT_TIMEOUT, pool=None),
-            extensions={"trace": self.trace},
-        )
+        with sendable("request"):
+            return client.build_request(
+                "POST",
+                endpoint.url + self.path,
+                json=self.body(endpoint),
+                headers=headers,
+                timeout=httpx.Timeout(patience, connect=CONNECT_TIMEOUT, pool=None),
+                extensions={"trace": self.trace},
+            )
 
     def mark_sent(self) -> None:
         """Note that the request goes out now, on a connection that is open."""

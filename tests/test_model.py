@@ -582,6 +582,32 @@ def test_cancelled_task_cancels_on_the_server_good(serve, before):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("what", ["generation", "model"])
+def test_a_cancellation_is_not_lost_in_a_close_at_the_same_moment_ugly(serve, what):
+    server = serve(HEAD, chunked(WORD), HoldUntilClosed)
+
+    async def main():
+        async with AsyncTextModel(Source(server.url)) as model:
+            generation = model.generate("x")
+            first = asyncio.Event()
+
+            async def read():
+                with contextlib.suppress(RequestError):
+                    async for _ in generation:
+                        first.set()
+
+            reader = asyncio.create_task(read())
+            await first.wait()
+            closing = asyncio.create_task((generation if what == "generation" else model).close())
+            await asyncio.sleep(0)  # the wish to close has gone out, the reader has not heard it
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await closing
+
+    asyncio.run(main())
+
+
 def test_caller_of_an_async_stall_is_not_left_cancelled_ugly(serve):
     server = serve(HEAD, HoldUntilClosed)
 
@@ -781,6 +807,64 @@ def test_batch_sends_as_many_at_once_as_there_are_slots_good(shell, serve):
     results = shell.run(Source(serve(script).url, slots=3), lambda drive: drive.batch(["x"] * 7))
     assert [result.text for result in results] == ["ok"] * 7
     assert max(seen) == 3
+
+
+CIRCLE = {}
+CIRCLE["circle"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "match"),
+    [
+        ("\ud800", {}, "half of a surrogate pair"),
+        ("a", {"extra": {"x": "\udfff"}}, "half of a surrogate pair"),
+        ("a", {"temperature": float("nan")}, "a kind that can't be sent"),
+        ("a", {"extra": {"x": object()}}, "a kind that can't be sent"),
+        ("a", {"extra": CIRCLE}, "a kind that can't be sent"),
+        ("a", {"extra": [1]}, "a kind that can't be sent"),
+        ("a", {"logprobs": "many"}, "a kind that can't be sent"),
+        (None, {}, "a prompt is one text"),
+    ],
+    ids=["surrogate", "surrogate-below", "nan", "object", "circle", "no-mapping", "text", "nothing"],
+)
+def test_what_can_not_be_sent_costs_its_own_request_alone_bad(shell, serve, prompt, options, match):
+    server = serve(HEAD, chunked(text("ok")), END)
+
+    def work(drive):
+        (result,) = drive.batch([prompt], **options)
+        assert drive.text(drive.model.generate("b")) == "ok"
+        return result
+
+    result = shell.run(Source(server.url), work)
+    assert type(result.error) is RequestError
+    assert match in str(result.error)
+    assert result.metrics.total_s is None
+    assert len(server.requests) == 1
+
+
+def test_classify_of_what_can_not_be_sent_bad(shell, serve):
+    server = serve(reply(200, {"tokens": [1]}))
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        shell.run(Source(server.url), lambda drive: drive.classify(["\ud800"], ["a", "b"]))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used-before", "never-used"])
+def test_a_closed_model_says_so_bad(shell, serve, used):
+    server = serve(HEAD, chunked(text("ok")), END)
+
+    def work(drive):
+        if used:
+            drive.text(drive.model.generate("x"))
+        drive.close_model()
+        with pytest.raises(RequestError, match="the model is closed"):
+            drive.text(drive.model.generate("x"))
+        with pytest.raises(RequestError, match="the model is closed"):
+            drive.classify(["x"], ["a", "b"])
+        assert type(drive.batch(["x"])[0].error) is RequestError
+
+    shell.run(Source(server.url), work)
+    assert len(server.requests) == used
 
 
 def test_empty_batch_good(shell):

@@ -98,6 +98,20 @@ def test_openai_schema_gets_its_wrapping_good():
     }
 
 
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, "b"], [True], b"hi", None, 5, {1: 2}, [[1, 2]]], ids=repr)
+def test_a_prompt_is_one_text_or_token_ids_bad(prompt):
+    with pytest.raises(RequestError, match="one text, or a list of token ids"):
+        completion_body(AT, prompt, {})
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_tokens_at_all_can_not_be_asked_for_bad(most):
+    with pytest.raises(RequestError, match=f"max_tokens must be at least 1, not {most}"):
+        completion_body(AT, "hi", {"max_tokens": most})
+    with pytest.raises(RequestError, match=f"max_tokens must be at least 1, not {most}"):
+        chat_body(AT, [], {"max_tokens": most})
+
+
 def test_messages_tool_answers_and_plain_dicts_good():
     call = ToolCall("c1", "f", "{}")
     turns = [

@@ -112,13 +112,21 @@ class Conversation:
 def _line(talking: bool) -> str | None:
     """Return the next line; None at the end."""
     from orchestrator.cli import console
+    from orchestrator.cli.faults import UsageError
 
     if not talking:
-        read = sys.stdin.readline()
-        return read.rstrip("\n") if read else None
+        try:
+            read = sys.stdin.buffer.readline().decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"chat: stdin is not UTF-8: {error}") from error
+        except OSError as error:
+            raise UsageError(f"chat: stdin can't be read: {error.strerror}") from error
+        return read.rstrip("\r\n") if read else None
     while True:
         try:
             return input("> ")
+        except UnicodeDecodeError:
+            console.err("that is not UTF-8")
         except EOFError:
             console.err("")
             return None

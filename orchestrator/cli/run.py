@@ -65,6 +65,10 @@ def _prompt(given: str | None) -> str:
     from orchestrator.cli.faults import UsageError
 
     if given is not None and given != "-":
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:  # Python keeps bytes that are not text as halves of pairs
+            raise UsageError("run: PROMPT is not UTF-8") from error
         return given
     if given is None and sys.stdin.isatty():
         raise UsageError("run: PROMPT is missing", advice="give it as an argument, or pipe it in")
@@ -72,6 +76,8 @@ def _prompt(given: str | None) -> str:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"run: stdin is not UTF-8: {error}") from error
+    except OSError as error:
+        raise UsageError(f"run: stdin can't be read: {error.strerror}") from error
     if not text and given is None:
         raise UsageError("run: PROMPT is missing, and stdin is empty", advice="give it as an argument")
     return text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -103,12 +105,75 @@ def test_run_can_be_interrupted_ugly(start: Start, fake: Write, own_home, knobs:
     assert not any("Traceback" in line for line in run.err)
 
 
-def test_run_with_stdin_that_is_not_text_bad(fake: Write) -> None:
+@pytest.mark.parametrize("arguments", [["run", "-"], ["chat"]], ids=" ".join)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_stdin_that_is_not_text_bad(fake: Write, arguments: list[str], locale: str) -> None:
+    command, *rest = arguments
     done = subprocess.run(
-        [*COMMAND, "run", fake(), "-"], input=b"\xff\xfe", capture_output=True, timeout=PATIENCE, check=False
+        [*COMMAND, command, fake(), *rest],
+        input=b"\xff\xfe\n",
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "LC_ALL": locale},
     )
     assert done.returncode == 2
-    assert b"not UTF-8" in done.stderr
+    assert b"stdin is not UTF-8" in done.stderr
+
+
+def test_arguments_that_are_not_text_bad(fake: Write) -> None:
+    for arguments, code, said in [
+        ([b"\xff"], 2, b"run: PROMPT is not UTF-8"),
+        (["x", "--stop", b"\xff"], 4, b"half of a surrogate pair"),
+    ]:
+        done = subprocess.run(
+            [*COMMAND, "run", fake(), *arguments], capture_output=True, timeout=PATIENCE, check=False
+        )
+        assert (done.returncode, done.stdout) == (code, b"")
+        assert said in done.stderr
+
+
+def test_stdin_that_can_not_be_read_bad(fake: Write) -> None:
+    for command in (["run", fake(), "-"], ["chat", fake()]):
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$@" 0>/dev/null', "sh", *COMMAND, *command],
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert b"stdin can't be read: Bad file descriptor" in done.stderr
+
+
+LATE = """
+import atexit, sys, threading
+import orchestrator
+
+model = orchestrator.load(sys.argv[1])
+
+def end():
+    print(model.generate("Hello", max_tokens=2).text(), flush=True)
+    model.close()
+    print(model._source.state, flush=True)
+
+if sys.argv[2] == "atexit":
+    atexit.register(end)
+else:  # a thread that outlives the main one
+    threading.Thread(target=lambda: (threading.main_thread().join(), end())).start()
+"""
+
+
+@pytest.mark.parametrize("when", ["atexit", "thread"])
+def test_a_model_can_be_used_and_closed_while_python_ends_ugly(fake: Write, when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, fake(), when],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (" the capital\nstopped\n", 0), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_chat_without_a_terminal_answers_each_line_good(cli: Cli, fake: Write) -> None:
