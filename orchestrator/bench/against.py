@@ -249,7 +249,10 @@ def _worst(found: Sequence[Slower | None]) -> Slower | None:
 
 def _notes(a: Report, b: Report, changes: Sequence[Change]) -> Iterator[str]:
     for name, report in (("A", a), ("B", b)):
-        if report.result.interrupted:
+        if report.result.refused:
+            why = "; ".join(report.result.refused)
+            yield f"{name} was refused before its end ({why}): the answer is for the rounds that it has"
+        elif report.result.interrupted:
             yield f"{name} was interrupted: the answer is for the rounds that it has"
         if not report.result.self_test.ok:
             yield f"{name}: {'; '.join(report.result.self_test.reasons)}"

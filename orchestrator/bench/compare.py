@@ -60,6 +60,8 @@ def compare(
         WorkloadError: the workload or the design can't be used.
         ProfileError, BackendError, RequestError: of an engine.
 
+    What was measured before one of these is its `measured`, a Comparison without an answer that says why.
+
     """
     declared = Declared(
         arms=specs(subjects, backends=backends, vary=vary, sets=overrides, control=control, key=key),

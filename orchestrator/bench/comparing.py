@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from orchestrator.bench import decide, gate, machine, statistics, workload
 from orchestrator.bench.declared import Declared
-from orchestrator.bench.measure import VOIDED, common_notes, started
+from orchestrator.bench.measure import VOIDED, common_notes, faults_of, started
 from orchestrator.bench.prompts import Material
 from orchestrator.bench.selftest import self_test
 from orchestrator.bench.session import Progress, Session, material
@@ -32,7 +32,7 @@ from orchestrator.bench.values import (
     SelfTest,
     Workload,
 )
-from orchestrator.errors import Incomparable
+from orchestrator.errors import Incomparable, OrchestratorError
 
 LOOK = 0.25  # seconds between two looks at what resident rivals use of the processor
 AT_REST = 0.1  # of a core: less, and they are idle
@@ -86,35 +86,43 @@ class Comparing:
     async def run(
         self, seed: int, progress: Progress | None = None, tested: SelfTest | None = None
     ) -> Comparison:
-        """Measure and decide; `tested` spares the self-test."""
+        """Measure and decide; `tested` spares the self-test.
+
+        What was measured before a fault is that fault's `measured`.
+        """
         began, where = time.time(), machine.describe()
         tested = tested or await self_test()
         if not tested.ok:
             raise Incomparable(
                 tested.reasons, advice="measure on a quieter or faster machine; see bench --self-test"
             )
-        interrupted = False
+        interrupted = complete = False
+        fault: OrchestratorError | None = None
         session = Session(
             seed, tested, self.declared.pairs * len(self.targets), progress, self.declared.limits
         )
         together = self._together()
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                if together:
-                    for target in self.targets:
-                        session.tell(f"starting {target.spec.name}")
-                        await stack.enter_async_context(started(target))
-                    for target in self.targets:
-                        await self._warm(session, target)
-                else:
-                    await self._prepare_in_turns(session)
-                await self._measure(session, together)
-            except asyncio.CancelledError:
-                if len(self.warm) < len(self.targets):
-                    raise  # nothing was measured, so nothing can be said
-                interrupted = True
-                self._void_incomplete()
-        return self._conclude(seed, began, where, tested, together, interrupted)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    await self._start(session, stack, together)
+                    await self._measure(session, together)
+                    complete = True
+                except asyncio.CancelledError:
+                    if len(self.warm) < len(self.targets):
+                        raise  # nothing was measured, so nothing can be said
+                    interrupted = True
+        except OrchestratorError as error:
+            if not self.rounds:
+                raise
+            fault = error
+        self._void_incomplete()
+        refused = faults_of(fault) if fault is not None and not complete else ()
+        found = self._conclude(seed, began, where, tested, together, interrupted, refused)
+        if fault is not None:
+            fault.measured = found
+            raise fault
+        return found
 
     # -- engines --------------------------------------------------------------------------------------
     def _together(self) -> bool:
@@ -122,6 +130,17 @@ class Comparing:
         if self.declared.residency != "auto":
             return self.declared.residency == "together" or not plans
         return len(plans) < 2 or fit_together(plans)
+
+    async def _start(self, session: Session, stack: contextlib.AsyncExitStack, together: bool) -> None:
+        """Start and warm up all engines; those that are launched in turns are stopped again."""
+        if not together:
+            await self._prepare_in_turns(session)
+            return
+        for target in self.targets:
+            session.tell(f"starting {target.spec.name}")
+            await stack.enter_async_context(started(target))
+        for target in self.targets:
+            await self._warm(session, target)
 
     async def _prepare_in_turns(self, session: Session) -> None:
         """Learn what prompts are made of, once; every launch warms up by itself."""
@@ -248,7 +267,7 @@ class Comparing:
         return ["too many rounds were void", *shown]
 
     def _void_incomplete(self) -> None:
-        """At an interruption: a pair of which a round is missing does not count."""
+        """At an early end: a pair of which a round is missing does not count."""
         width = len(self.targets)
         last = self.rounds[-1].pair if self.rounds else 0
         mine = [each for each in self.rounds if each.pair == last and not each.void]
@@ -282,8 +301,11 @@ class Comparing:
         tested: SelfTest,
         together: bool,
         interrupted: bool,
+        refused: tuple[str, ...],
     ) -> Comparison:
         decisions = self._decide()
+        if refused:
+            decisions = decide.withheld(decisions)
         others = [
             decide.describe(pairs, self.declared.margin, self.alpha)
             for metric in METRICS
@@ -315,20 +337,29 @@ class Comparing:
             rounds=tuple(self.rounds),
             machine=where,
             self_test=tested,
-            notes=tuple(self._notes(arms, decisions[0].pairs, interrupted)),
-            interrupted=interrupted,
+            notes=tuple(self._notes(arms, decisions[0].pairs, interrupted, refused)),
+            interrupted=interrupted or bool(refused),
+            refused=refused,
         )
 
-    def _notes(self, arms: Sequence[Arm], valid: int, interrupted: bool) -> list[str]:
+    def _notes(
+        self, arms: Sequence[Arm], valid: int, interrupted: bool, refused: tuple[str, ...]
+    ) -> list[str]:
         """Return what a reader should know; `valid` is the number of pairs that count."""
         notes = gate.notes(arms, [self.warm.get(name, ()) for name in self.names])
         notes += common_notes(self.targets, self.rounds)
         notes += gate.cache_notes(self.rounds) if self._load().prefix_tokens else []
+        notes += [said] if (said := gate.short_rounds(self.rounds, self._load())) else []
         if valid % 2:
             notes.append("an odd number of pairs does not cancel an even drift")
         if interrupted:
             notes.append(
                 f"interrupted after {valid} of {self.declared.pairs} pairs; the answer is for these alone"
+            )
+        if refused:
+            notes.append(
+                f"refused after {valid} of {self.declared.pairs} pairs: the figures are those of the pairs "
+                "that count, and no answer is given"
             )
         explainable = self._explainable()
         if explainable > NOTABLE:

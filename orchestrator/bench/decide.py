@@ -75,6 +75,15 @@ def decide(
     )
 
 
+def withheld(every: Sequence[Decision]) -> tuple[Decision, ...]:
+    """Return the same figures without an answer and without a forecast.
+
+    For a comparison that was refused half-way. What ended it chose which pairs are left: an engine that
+    breaks down in its slow moments leaves only its quick ones, and no interval knows of the others.
+    """
+    return tuple(msgspec.structs.replace(each, answer="inconclusive", pairs_needed=None) for each in every)
+
+
 def describe(pairs: Pairs, margin: float = MARGIN, alpha: float = 1 - CONFIDENCE) -> Decision:
     """Return the figures of a metric that was not declared: with an interval, without a claim."""
     limit = math.log1p(margin)

@@ -6,6 +6,7 @@ incomparable when they answered different questions; no repetition mends that, s
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,10 @@ from orchestrator.bench.values import Arm, Client, Round, Sample, Workload
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
 CACHE_TOKENS = 8  # the same for short prompts: a nonce may share its first tokens with another
 
+# Seconds of a round. The kernel counts processor time in ticks of 10 ms: in a shorter round, what others used
+# is known to no better than 1 %, a third of the usual margin; and a turn of theirs on a core (milliseconds,
+# many in a row until the scheduler moves the engine elsewhere) is not averaged out within it.
+SHORT_S = 1.0
 ONE_PIECE = 8  # tokens from which on an answer that came in one read was held back on its way
 SPELLINGS = {"BFLOAT16": "BF16", "FLOAT16": "F16", "FLOAT32": "F32"}  # of safetensors, in GGUF's words
 
@@ -126,6 +131,23 @@ def cache_notes(rounds: Sequence[Round]) -> list[str]:
         if asked:
             found.append(f"{arm} took {cached / asked:.0%} of its prompt tokens from its cache")
     return found
+
+
+def short_rounds(rounds: Sequence[Round], load: Workload) -> str | None:
+    """Return what to do when rounds are too short to be trusted on a machine that does other things too."""
+    lasted = sorted(each.duration_s for each in rounds if not each.void)
+    if not lasted or (usual := lasted[len(lasted) // 2]) >= SHORT_S:
+        return None
+    times = math.ceil(SHORT_S / max(usual, 1e-3))
+    more = f"--requests {load.requests * times}"
+    if (
+        len(load.output_tokens) == 1 and load.output_tokens[0] > 2
+    ):  # and not only the first token is looked at
+        more = f"--output-tokens {load.output_tokens[0] * times} or {more}"
+    return (
+        f"rounds lasted {usual:.2g} s: below {SHORT_S:g} s, what other programs do for a moment may look "
+        f"like a difference between the arms; ask for more in a round: {more}"
+    )
 
 
 def notes(arms: Sequence[Arm], samples: Sequence[Sequence[Sample]]) -> list[str]:

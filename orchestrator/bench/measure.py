@@ -17,8 +17,8 @@ from orchestrator.bench.session import Progress, Session, material, run
 from orchestrator.bench.statistics import median, percentile
 from orchestrator.bench.target import Target
 from orchestrator.bench.text import void_lines
-from orchestrator.bench.values import Measurement, Percentiles, Round, Workload, WorkloadResult
-from orchestrator.errors import Incomparable
+from orchestrator.bench.values import Measurement, Percentiles, Round, SelfTest, Workload, WorkloadResult
+from orchestrator.errors import Incomparable, OrchestratorError
 
 ROUNDS = 6  # the fewest for which a 95 % interval exists
 BUDGET = 4  # void rounds of one workload that are repeated
@@ -61,6 +61,8 @@ def measure(
         ProfileError, BackendError, RequestError: of the engine.
         Incomparable: the engine does not answer as asked, so that figures would mean nothing.
 
+    What was measured before one of these is its `measured`, a Measurement that says why it ended.
+
     """
     spec = Spec("", subject, backend, tuple(overrides), key)
 
@@ -90,46 +92,70 @@ async def _measure(
 ) -> Measurement:
     target = Target(Spec(own_name(spec.subject), spec.subject, spec.backend, spec.overrides, spec.key))
     began, where, tested = time.time(), machine.describe(), await self_test()
-    results: list[WorkloadResult] = []
+    found: list[tuple[Workload, list[Round]]] = []
     session = Session(seed, tested, 0, progress, limits, "bench")
     session.tell(f"starting {target.spec.name}")
-    async with started(target):
-        wanted = shape(target)
-        arm = target.describe()
-        session.total = count * len(wanted)
-        interrupted = False
-        for each in wanted:
-            found: list[Round] = []
+    interrupted = complete = False
+    fault: OrchestratorError | None = None
+    try:
+        async with started(target):
+            wanted = shape(target)
+            arm = target.describe()
+            session.total = count * len(wanted)
             try:
-                await _rounds(session, target, each, count, found)
+                for each in wanted:
+                    found.append((each, []))
+                    await _rounds(session, target, each, count, found[-1][1])
+                complete = True
             except asyncio.CancelledError:
                 interrupted = True
-            results.append(
-                WorkloadResult(
-                    workload=each,
-                    summaries=summarise(found),
-                    percentiles=percentiles(found),
-                    rounds=tuple(found),
-                )
-            )
-            if interrupted:
-                break
-    notes = list(tested.reasons) + common_notes([target], [r for part in results for r in part.rounds])
-    notes += [
-        note for part in results if part.workload.prefix_tokens for note in gate.cache_notes(part.rounds)
-    ]
-    notes += [f"interrupted in {results[-1].workload.name}"] if interrupted else []
-    return Measurement(
+    except OrchestratorError as error:
+        if not any(rounds for _, rounds in found):
+            raise
+        fault = error
+    refused = faults_of(fault) if fault is not None and not complete else ()
+    measured = Measurement(
         version=machine.installed("inference-orchestrator") or "unknown",
         started_at=began,
         seed=seed,
         arm=arm,
-        results=tuple(results),
+        results=tuple(_result(*each) for each in found),
         machine=where,
         self_test=tested,
-        notes=tuple(notes),
-        interrupted=interrupted,
+        notes=tuple(_notes(target, tested, found, interrupted, refused)),
+        interrupted=interrupted or bool(refused),
+        refused=refused,
     )
+    if fault is not None:
+        fault.measured = measured
+        raise fault
+    return measured
+
+
+def faults_of(fault: OrchestratorError) -> tuple[str, ...]:
+    """Return why a measurement ended early, a reason each."""
+    return fault.reasons if isinstance(fault, Incomparable) else (fault.message,)
+
+
+def _result(load: Workload, rounds: Sequence[Round]) -> WorkloadResult:
+    return WorkloadResult(
+        workload=load, summaries=summarise(rounds), percentiles=percentiles(rounds), rounds=tuple(rounds)
+    )
+
+
+def _notes(
+    target: Target,
+    tested: SelfTest,
+    found: Sequence[tuple[Workload, Sequence[Round]]],
+    interrupted: bool,
+    refused: Sequence[str],
+) -> list[str]:
+    """Return what a reader should know."""
+    notes = list(tested.reasons) + common_notes([target], [each for _, rounds in found for each in rounds])
+    notes += [note for load, rounds in found if load.prefix_tokens for note in gate.cache_notes(rounds)]
+    notes += [f"interrupted in {found[-1][0].name}"] if interrupted else []
+    notes += [f"refused in {found[-1][0].name}: the figures are of the rounds until then"] if refused else []
+    return notes
 
 
 async def _rounds(session: Session, target: Target, each: Workload, count: int, found: list[Round]) -> None:

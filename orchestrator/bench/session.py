@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 
 from orchestrator import clients
 from orchestrator.bench import gate, machine, rounds, samples, server_view
+from orchestrator.bench.exchange import Exchange
 from orchestrator.bench.prompts import TEXT, Ask, Entry, Material, asks, read_prompts
 from orchestrator.bench.target import Target
 from orchestrator.bench.values import Client, Round, Sample, SelfTest, Workload
 from orchestrator.bench.workload import WorkloadError
-from orchestrator.errors import Incomparable, RequestError
+from orchestrator.errors import Incomparable, RequestError, Unreachable
 
 WARM_UPS = 2  # tries: what fails twice in a row is no accident
+GONE = 2  # rounds in a row of which every connection was refused: a server of others that is no more
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 Answer = TypeVar("Answer")
 
@@ -79,6 +81,7 @@ class Session:
         self._progress = progress or (lambda _: None)
         self._spent: list[float] = []
         self._number = 0
+        self._refusals: dict[str, int] = {}
 
     def tell(self, text: str, at: float | None = None) -> None:
         """Tell how far it is; `at` is when the last round's work began."""
@@ -99,7 +102,12 @@ class Session:
         position: int = 0,
         attempt: int = 0,
     ) -> Round:
-        """Run one round and judge it."""
+        """Run one round and judge it.
+
+        Raises:
+            OrchestratorError: the engine is gone for good.
+
+        """
         wanted = asks(workload, material, self.seed, key)
         _check_context(target, workload, wanted)
         if not await asyncio.to_thread(target.is_up):
@@ -111,6 +119,7 @@ class Session:
         idle = _Others(target)
         done = await rounds.run(endpoint, workload, wanted, hash((self.seed, pair)) & 0xFFFF)
         others = idle.share()
+        self._see_that_it_is_there(target, done.exchanges)
         found = tuple(samples.sample(each, done.began_ns) for each in done.exchanges)
         client = samples.client(done, found)
         reasons = gate.sample_faults(found, wanted, workload)
@@ -160,6 +169,22 @@ class Session:
             context=self.context,
             advice="the engine must obey max_tokens and ignore_eos, and read each prompt anew",
         )
+
+    def _see_that_it_is_there(self, target: Target, exchanges: Sequence[Exchange]) -> None:
+        """Give a server of others up that nobody can connect to, round after round; ours have a supervisor.
+
+        Raises:
+            Unreachable: it is gone.
+
+        """
+        name = target.spec.name
+        lost = target.spec.is_url and all(each.connection is None for each in exchanges)
+        self._refusals[name] = self._refusals.get(name, 0) + 1 if lost else 0
+        if self._refusals[name] >= GONE:
+            raise Unreachable(
+                f"{self.context}: {name}: the server is gone: {exchanges[0].error}",
+                advice="see in its own log why it ended; start it again, and measure anew",
+            )
 
     def _lost(self, target: Target, pair: int, position: int, attempt: int, why: str) -> Round:
         self._number += 1

@@ -109,16 +109,20 @@ class Target:
         return status["restarts"], tuple(status["engine_pids"][:1])
 
     def is_up(self) -> bool:
-        """Whether it can be asked; one that crashed may be on its way back."""
+        """Whether it can be asked; one that crashed may be on its way back.
+
+        Raises:
+            OrchestratorError: it is gone for good; what ended it.
+
+        """
         if self._engine is None:
             return True
-        if self._engine.state is not State.READY:
-            try:
-                self.endpoint = self._engine.endpoint(self._engine.profile.timeouts.start or None)
-            except BackendError:
-                return False
-        else:
-            self.endpoint = self._engine.endpoint(1)
+        try:
+            self.endpoint = self._engine.endpoint(self._engine.profile.timeouts.start or None)
+        except BackendError:
+            if self._engine.state is State.FAILED:
+                raise  # nobody tries any more: another round would find the same
+            return False
         return True
 
     def cpu_s(self) -> float | None:

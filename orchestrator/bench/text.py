@@ -114,12 +114,19 @@ def compare_rows(result: Comparison) -> Rows:
             each.metric,
             figure(each.a, each.unit),
             figure(each.b, each.unit),
-            f"{each.ratio:.3f}",
+            f"{each.ratio:.3f}" if each.pairs else "-",
             _interval(each),
-            each.answer.replace("_", " ") if each.primary else "(not declared)",
+            answer(each, result) if each.primary and not result.refused else f"({answer(each, result)})",
         ]
         for each in (*result.decisions, *shown)
     ]
+
+
+def answer(each: Decision, result: Comparison) -> str:
+    """Return an answer in two words, or why there is none."""
+    if not each.primary:
+        return "not declared"
+    return "refused" if result.refused else each.answer.replace("_", " ")
 
 
 def _interval(each: Decision) -> str:
@@ -134,6 +141,9 @@ def sentence(each: Decision, result: Comparison) -> str:
     else:
         level = f"{each.confidence:.1%} interval" if result.design.stop_early else "95 % interval"
         interval = f"{level} {each.low:.3f} to {each.high:.3f}, {each.pairs} pairs"
+    if result.refused:
+        figures = f"{a} / {b} was {each.ratio:.3f} ({interval})" if each.pairs else "no pair of rounds counts"
+        return f"{each.metric}: no answer, for the comparison was refused; {figures}"
     if each.answer == "equivalent":
         return f"{each.metric}: {a} and {b} are equivalent within {margin:.0%} ({each.ratio:.3f}, {interval})"
     if each.answer == "inconclusive":
@@ -168,19 +178,32 @@ def markdown(result: Measurement | Comparison | Incomparable) -> str:
         return "\n".join([*lines, ""])
     if isinstance(result, Comparison):
         a, b = quiet(result.arms[0].name), quiet(", ".join(arm.name for arm in result.arms[1:]))
-        lines = [f"### {a} against {b}", ""]
+        lines = [f"### {a} against {b}", "", *_refusal(result.refused)]
         lines += [f"**{quiet(sentence(each, result))}**" + "  " for each in result.decisions]
         lines += [*([seen] if (seen := sensitivity(result)) else []), "", f"A is {a}.", ""]
         lines += markdown_table(COMPARE_HEADINGS, compare_rows(result))
         lines += ["", f"Workload {quiet(describe(result.workload))}.", ""]
         arms, rounds = result.arms, result.rounds
     else:
-        lines = [f"### {quiet(result.arm.name)}", "", *markdown_table(BENCH_HEADINGS, bench_rows(result)), ""]
+        lines = [f"### {quiet(result.arm.name)}", "", *_refusal(result.refused)]
+        lines += [*markdown_table(BENCH_HEADINGS, bench_rows(result)), ""]
         lines += [f"- {quiet(describe(part.workload))}" for part in result.results] + [""]
         arms, rounds = (result.arm,), tuple(each for part in result.results for each in part.rounds)
     facts = [arm_line(arm, rounds) for arm in arms]
     facts += [machine_line(result), self_test_line(result.self_test), *result.notes, *void_lines(rounds)]
     return "\n".join([*lines, *(f"- {quiet(fact)}" for fact in facts), ""])
+
+
+def _refusal(reasons: Sequence[str]) -> list[str]:
+    """Return why a measurement ended early, before any of its figures."""
+    if not reasons:
+        return []
+    return [
+        "**Refused before its end, so there is no verdict:**",
+        "",
+        *(f"- {quiet(each)}" for each in reasons),
+        "",
+    ]
 
 
 def quiet(words: str) -> str:

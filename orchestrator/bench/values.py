@@ -250,7 +250,11 @@ class WorkloadResult(Value, frozen=True, kw_only=True):
 
 
 class Measurement(Value, frozen=True, kw_only=True):
-    """What ``orchestrator bench`` found."""
+    """What ``orchestrator bench`` found.
+
+    `interrupted`: it ended before all its rounds were measured, because somebody asked for it, or for the
+    reasons in `refused`.
+    """
 
     kind: Literal["bench"] = "bench"
     format: str = FORMAT
@@ -263,6 +267,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     self_test: SelfTest
     notes: tuple[str, ...]
     interrupted: bool = False
+    refused: tuple[str, ...] = ()
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame, one row a request; see `frames.to_frame`."""
@@ -322,7 +327,8 @@ class Comparison(Value, frozen=True, kw_only=True):
 
     `verdict` is the answer of the first declared metric for the first two arms. `decisions` holds every
     declared metric for each arm against the first; `others` the metrics that were not declared, as figures
-    without a claim.
+    without a claim. `interrupted`: it ended before all its rounds were measured, because somebody asked for
+    it, or for the reasons in `refused`; with those, every answer is "inconclusive".
     """
 
     kind: Literal["compare"] = "compare"
@@ -341,6 +347,7 @@ class Comparison(Value, frozen=True, kw_only=True):
     self_test: SelfTest
     notes: tuple[str, ...]
     interrupted: bool = False
+    refused: tuple[str, ...] = ()
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame, one row a request; see `frames.to_frame`."""

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _usage_fault(error) or faults.describe(error)
         console.err(faults.render(found))
         if as_json:
-            console.document({"error": found})
+            measured = getattr(error, "measured", None)  # what a fault must not take along
+            console.document({"error": found} | ({} if measured is None else {"measured": measured}))
         return int(found["exit_code"])
     finally:
         console.settle()

@@ -13,6 +13,7 @@ import typer
 
 from orchestrator.cli import against, history, options
 from orchestrator.cli.faults import INTERRUPTED, UsageError
+from orchestrator.errors import OrchestratorError
 
 if TYPE_CHECKING:
     from orchestrator.bench import Comparison, Measurement
@@ -126,7 +127,8 @@ def bench(
         "prompts": prompts,
         "prefix_tokens": prefix_tokens,
     }
-    with report.kept(folder), progress(as_json) as tell:
+    saved = salvage(markdown=markdown, as_json=as_json, no_history=no_history)
+    with saved, report.kept(folder), progress(as_json) as tell:
         result = benches.measure(
             subject,
             preset.split(",") if preset else SOURCE,
@@ -263,6 +265,27 @@ def _line(step: Step) -> str:
     left = _left(step)
     far = f"{step.done}/{step.total} " if step.total else ""
     return f"{far}{step.text}" + (f", {left}" if left else "")
+
+
+@contextlib.contextmanager
+def salvage(*, markdown: bool, as_json: bool, no_history: bool) -> Iterator[None]:
+    """Of a fault that ends a measurement half-way, show and keep what was measured; the fault goes on.
+
+    With ``--json`` it is shown in the fault's own document, for there is only one.
+    """
+    from orchestrator.bench import text
+    from orchestrator.cli import console, report
+
+    try:
+        yield
+    except OrchestratorError as fault:
+        try:
+            if fault.measured is not None and not as_json:
+                console.out(text.markdown(fault.measured) if markdown else report.plain(fault.measured))
+        finally:
+            if fault.measured is not None and not no_history:
+                history.record(fault.measured)
+        raise
 
 
 def show(result: Measurement | Comparison, folder: Path | None, *, markdown: bool, as_json: bool) -> int:

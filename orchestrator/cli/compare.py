@@ -66,7 +66,8 @@ def compare(
     SIGTERM keeps what was measured and says what it is worth. `orchestrator history` shows it again.
     """
     from orchestrator import bench as benches
-    from orchestrator.cli import report
+    from orchestrator.bench.gate import short_rounds
+    from orchestrator.cli import console, report
 
     if residency not in ("auto", "together", "alternate"):
         raise UsageError(f"compare: --residency {residency}: must be auto, together or alternate")
@@ -79,7 +80,8 @@ def compare(
         "prompts": prompts,
         "prefix_tokens": prefix_tokens,
     }
-    with report.kept(folder), shared.progress(as_json) as tell:
+    saved = shared.salvage(markdown=markdown, as_json=as_json, no_history=no_history)
+    with saved, report.kept(folder), shared.progress(as_json) as tell:
         result = benches.compare(
             *subjects,
             workload=preset,
@@ -103,4 +105,6 @@ def compare(
     finally:  # a reader that left is no reason to forget it
         if not no_history:
             history.record(result)
+    if said := short_rounds(result.rounds, result.workload):
+        console.err(console.plain(f"warning: {said}"))
     return INTERRUPTED if result.interrupted else written

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.faults import UsageError, describe
-from orchestrator.errors import Incomparable
+from orchestrator.errors import Incomparable, OrchestratorError
 
 if TYPE_CHECKING:
     from orchestrator.bench import Comparison, Measurement
@@ -51,6 +51,8 @@ def plain(result: Measurement | Comparison) -> str:
 def kept(folder: Path | None) -> Iterator[None]:
     """See that the folder can be written before anything is measured; a refusal is written there too.
 
+    Of what ended half-way, the rounds that were measured are written.
+
     Raises:
         UsageError: it can't be written.
 
@@ -62,8 +64,11 @@ def kept(folder: Path | None) -> Iterator[None]:
         raise UsageError(fault)
     try:
         yield
-    except Incomparable as refusal:
-        write(folder, refusal)
+    except OrchestratorError as ended:
+        if ended.measured is not None:
+            write(folder, ended.measured)
+        elif isinstance(ended, Incomparable):
+            write(folder, ended)
         raise
 
 

@@ -29,6 +29,7 @@ class Habits:
         ending: ``good``, ``error_then_done``, ``bare_error``, ``only_done``, ``eof``, ``no_usage``, ``stop``,
             ``no_done``.
         fail_at: which completion (from 1) fails with 500; 0 is none.
+        fail_from: the same, with all that come after it.
         cumulative: report usage in every chunk.
         usage_with_choice: report usage beside the finish reason instead of in a chunk of its own.
         framing: how events are written: ``plain``, ``crlf``, ``cr``, ``no_space``, ``bom``, ``lines`` (data
@@ -52,6 +53,7 @@ class Habits:
     pings: int = 0
     ending: str = "good"
     fail_at: int = 0
+    fail_from: int = 0
     cumulative: bool = False
     usage_with_choice: bool = False
     framing: str = "plain"
@@ -117,7 +119,7 @@ class _Script:
 
     def completion(self, ttft: float) -> Iterator[bytes]:
         habits = self.habits
-        if self.completions == habits.fail_at:
+        if self.completions == habits.fail_at or 0 < habits.fail_from <= self.completions:
             yield reply(500, {"error": {"message": "told to fail"}})
             return
         count, prompt = min(OUTPUT, habits.most), PROMPT + habits.extra_prompt

@@ -10,7 +10,7 @@ from orchestrator.bench.html.markup import Child, Markup, table, tag
 from orchestrator.bench.html.plots import FOOT, ROW, figure
 from orchestrator.bench.html.svg import Axis
 from orchestrator.bench.html.view import brief, letter_of, percent, shows, words
-from orchestrator.bench.text import SHOWN
+from orchestrator.bench.text import SHOWN, answer
 from orchestrator.bench.values import NOTABLE, Comparison, Decision
 
 MOST = 21  # rows that are worth drawing
@@ -115,7 +115,7 @@ def _ratio_table(report: Comparison, every: Sequence[Decision]) -> Markup:
             f"{each.ratio:.4f}" if each.pairs else "-",
             f"{each.low:.4f} to {each.high:.4f}" if each.low and each.high else "-",
             each.pairs,
-            each.answer.replace("_", " ") if each.primary else "not declared",
+            answer(each, report),
         ]
         for each in every
     ]

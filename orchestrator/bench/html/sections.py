@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from orchestrator.bench.html.markup import Child, Markup, facts, more, name_of, table, tag
 from orchestrator.bench.html.view import Group, began, clock, letter_of, percent, several, shows, size, words
 from orchestrator.bench.statistics import median
-from orchestrator.bench.text import SHOWN, describe
+from orchestrator.bench.text import SHOWN, answer, describe
 from orchestrator.bench.values import METRICS, Arm, Comparison, Machine, Measurement, Round, SelfTest
 from orchestrator.errors import Incomparable
 
@@ -41,7 +41,7 @@ def figures(report: Measurement | Comparison) -> Markup | None:
                 shows(each.metric, each.b),
                 f"{each.ratio:.3f}" if each.pairs else "-",
                 f"{each.low:.3f} to {each.high:.3f}" if each.low and each.high else "-",
-                each.answer.replace("_", " ") if each.primary else "not declared",
+                answer(each, report),
             ]
             for each in shown
         ]

@@ -58,8 +58,12 @@ def _measured(report: Measurement) -> Verdict:
         tiles.append((f"{part.workload.name} · {words(own.metric)}", figure(own.value, own.unit), sure))
     rounds = [each for part in report.results for each in part.rounds]
     valid = sum(not each.void for each in rounds)
-    reasons = []
-    if report.interrupted:
+    reasons = list(report.refused)
+    if report.refused:
+        reasons.append(
+            "For that it was refused before its end: the figures are those of the rounds until then."
+        )
+    elif report.interrupted:
         reasons.append("It was interrupted: the figures are those of the rounds until then.")
     if not tiles:
         reasons.insert(0, f"Of {len(rounds)} rounds none counts; why is listed below.")
@@ -68,6 +72,10 @@ def _measured(report: Measurement) -> Verdict:
         f"{valid} of {len(rounds)} rounds count. Each figure is the centre of its rounds (Hodges-Lehmann), "
         "with its 95 % interval where there are six rounds or more."
     )
+    if report.refused:
+        return Verdict(
+            "refused", "refused half-way", f"{report.arm.name}: {headline}", tuple(reasons), tuple(tiles)
+        )
     return Verdict("measured", "measured", f"{report.arm.name}: {headline}", tuple(reasons), tuple(tiles))
 
 
@@ -79,7 +87,9 @@ def _compared(report: Comparison) -> Verdict:
     reasons = [_because(each, report) for each in report.decisions]
     if report.design.control:
         reasons.insert(0, _control(first))
-    if report.interrupted:
+    if report.refused:
+        reasons = [*report.refused, *reasons]
+    elif report.interrupted:
         done = f"after {first.pairs} of {report.design.pairs} pairs: the answer is for these alone"
         reasons.append(f"It was interrupted {done if first.pairs else 'before a pair was complete'}.")
     if first.smallest_detectable is not None:
@@ -87,6 +97,9 @@ def _compared(report: Comparison) -> Verdict:
             f"A difference of {percent(first.smallest_detectable)} would have been seen in 4 of 5 "
             "comparisons like this."
         )
+    if report.refused:
+        headline = f"Refused before its end: no verdict on {first.arm_a} and {first.arm_b}"
+        return Verdict("refused", "no verdict", headline, tuple(reasons), _tiles(first, report))
     stamps = {
         "a_faster": "A is faster",
         "b_faster": f"{letter_of(report, first.arm_b)} is faster",
@@ -122,6 +135,8 @@ def _because(each: Decision, report: Comparison) -> str:
         interval = f"{percent(each.confidence)} interval {each.low:.3f} to {each.high:.3f}"
     figures = f"{shows(each.metric, each.a)} against {shows(each.metric, each.b)}"
     said = f"{subject}: {figures}; A / B is {each.ratio:.3f}, {interval}, from {_count(each.pairs, 'pair')}"
+    if report.refused:
+        return f"{said}. What ended it chose these pairs, so no answer is given."
     if each.answer == "inconclusive":
         return f"{said}. {_undecided(each)}"
     if each.answer == "equivalent":

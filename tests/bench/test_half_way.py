@@ -1,0 +1,230 @@
+"""A measurement that ends half-way: what ended it is told, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.bench import from_json, gate, measure, text, to_json
+from orchestrator.bench.against import against
+from orchestrator.bench.comparing import ELSEWHERE
+from orchestrator.bench.history import History, Report
+from orchestrator.bench.html import page
+from orchestrator.bench.session import Step
+from orchestrator.bench.values import Comparison, Measurement, Workload
+from orchestrator.cli import report
+from orchestrator.errors import BackendError, Incomparable, OrchestratorError, Unreachable
+from tests.bench import reports
+from tests.bench.conftest import Write, made_round
+from tests.bench.servers import Habits, engine
+from tests.bench.test_cli import SHORT, orchestrator
+from tests.bench.test_pitfalls import LOAD, PATIENT, compared
+
+NEVER = {"attempts": 0, "window": 300, "backoff": [0.05, 0.1]}
+
+
+def rest_of(error: OrchestratorError) -> Comparison:
+    assert isinstance(error.measured, Comparison)
+    return error.measured
+
+
+# -- compare ----------------------------------------------------------------------------------------
+
+
+def test_a_spent_budget_loses_nothing_and_claims_nothing_bad() -> None:
+    """Six pairs say that A is four times as fast, and yet it is not claimed: B's failures chose them."""
+    with (
+        closing(engine(Habits(gap=0.002))) as a,
+        closing(engine(Habits(gap=0.016, fail_from=8))) as b,
+        pytest.raises(Incomparable, match="too many rounds were void") as caught,
+    ):
+        compared(a.url, b.url, pairs=8, budget=1)
+    found = rest_of(caught.value)
+    assert found.refused == caught.value.reasons
+    assert found.interrupted
+    assert (found.verdict, found.decisions[0].answer) == ("inconclusive", "inconclusive")
+    assert found.decisions[0].pairs == 6
+    assert found.decisions[0].ratio > 2
+    assert found.decisions[0].pairs_needed is None
+    assert len(found.rounds) == 12 + 4
+    void = [each for each in found.rounds if each.void]
+    assert len(void) == 4
+    assert any("told to fail" in reason for each in void for reason in each.void)
+    assert any(each.samples and each.void == (ELSEWHERE,) for each in void)  # good ones are kept too
+    assert any("refused after 6 of 8 pairs" in note for note in found.notes)
+    assert from_json(to_json(found)) == found
+
+
+def test_an_engine_that_was_given_up_is_not_waited_for_bad(fake: Write) -> None:
+    """Its supervisor has given up, so that each of 50 more pairs would find the same."""
+    dying = fake("dying", {"rate": 400, "crash_request": 6}, restart=NEVER)
+    with pytest.raises(BackendError, match="dying") as caught:
+        compared(dying, fake("well", {"rate": 400}), budget=50)
+    found = rest_of(caught.value)
+    assert 0 < found.decisions[0].pairs < 6
+    assert found.refused == (caught.value.message,)
+    assert len([each for each in found.rounds if each.void]) <= 3
+
+
+def test_a_server_that_is_gone_is_not_asked_again_and_again_bad() -> None:
+    with closing(engine()) as a, ExitStack() as stack:
+        b = stack.enter_context(closing(engine()))
+
+        def tell(step: Step) -> None:
+            if step.text.startswith("pair 4"):
+                stack.close()
+
+        with pytest.raises(Unreachable, match="the server is gone: no connection") as caught:
+            compared(a.url, b.url, budget=50, progress=tell)
+    assert "start it again" in (caught.value.advice or "")
+    found = rest_of(caught.value)
+    assert found.decisions[0].pairs == 3
+    assert len([each for each in found.rounds if each.void]) <= 3
+
+
+def test_a_server_that_comes_back_is_measured_on_good() -> None:
+    """One round without a connection is an accident, and its pair is repeated."""
+    steps: list[str] = []
+    with closing(engine()) as a, closing(engine(Habits(fail_at=4))) as b:
+        found = compared(a.url, b.url, margin=0.9, progress=lambda step: steps.append(step.text))
+    assert not found.refused
+    assert found.decisions[0].pairs == 6
+
+
+def test_a_refusal_before_the_first_round_has_nothing_to_keep_good() -> None:
+    with (
+        closing(engine()) as a,
+        closing(engine(Habits(extra_prompt=1))) as b,
+        pytest.raises(Incomparable) as caught,
+    ):
+        compared(a.url, b.url)
+    assert caught.value.measured is None
+
+
+# -- bench ------------------------------------------------------------------------------------------
+
+
+def test_bench_keeps_what_came_before_too_many_void_rounds_bad() -> None:
+    with (
+        closing(engine(Habits(fail_from=5))) as server,
+        pytest.raises(Incomparable, match=r"^bench: test: too many void rounds") as caught,
+    ):
+        measure(server.url, [LOAD, LOAD], rounds=6, limits=PATIENT)
+    found = caught.value.measured
+    assert isinstance(found, Measurement)
+    assert [len(part.rounds) for part in found.results] == [8]
+    assert {each.metric: each.rounds for each in found.results[0].summaries}["decode_tok_s"] == 3
+    assert found.refused == caught.value.reasons
+
+
+def test_a_workload_that_can_not_be_run_does_not_cost_the_one_before_bad(fake: Write) -> None:
+    long = Workload(name="long", prompt_tokens=(5000,))
+    with pytest.raises(OrchestratorError, match="exceeds the context") as caught:
+        measure(fake("p", {"rate": 300}), [LOAD, long], rounds=2, limits=PATIENT)
+    assert isinstance(caught.value.measured, Measurement)
+    assert [len(part.rounds) for part in caught.value.measured.results] == [2, 0]
+
+
+# -- on the command line ----------------------------------------------------------------------------
+
+
+BENCH = ("bench", "{}", "--preset", "decode", "--rounds", "20")
+COMPARE = ("compare", "{}", "--aa", "--pairs", "20", "--void-budget", "9")
+
+
+@pytest.mark.parametrize("words", [BENCH, (*BENCH, "--json"), (*COMPARE, "--json"), (*COMPARE, "--markdown")])
+def test_what_was_measured_is_shown_written_and_kept_bad(
+    fake: Write, tmp_path: Path, own_home: Path, words: tuple[str, ...]
+) -> None:
+    profile = fake("dying", {"rate": 200, "crash_request": 6}, restart=NEVER)
+    out = tmp_path / "out"
+    done = orchestrator(*(word.replace("{}", profile) for word in words), *SHORT, "--output", str(out))
+    assert done.returncode == 3, done.stderr
+    kept = History().open("latest").result
+    assert kept == from_json((out / "report.json").read_bytes())
+    assert kept.interrupted
+    assert kept.refused
+    assert "kept as run 1" in done.stderr
+    if "--json" in words:
+        document = json.loads(done.stdout)
+        assert document["error"]["exit_code"] == 3
+        assert from_json(msgspec.json.encode(document["measured"])) == kept
+    else:
+        assert "decode_tok_s" in done.stdout
+        assert " faster" not in done.stdout
+    for name in ("report.html", "report.md"):
+        assert "efused" in (out / name).read_text(encoding="utf-8")
+
+
+def test_no_history_is_heeded_half_way_too_good(fake: Write, own_home: Path) -> None:
+    profile = fake("dying", {"rate": 200, "crash_request": 6}, restart=NEVER)
+    done = orchestrator("bench", profile, "--preset", "decode", *SHORT, "--no-history")
+    assert done.returncode == 3, done.stderr
+    assert "decode_tok_s" in done.stdout
+    assert not History().entries()
+
+
+# -- in words ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [reports.comparison(), reports.comparison(pairs=2, all_void=True)])
+def test_a_refused_comparison_is_never_an_answer_good(made: Comparison) -> None:
+    found = msgspec.structs.replace(made, refused=("b broke down <often>",), interrupted=True)
+    shown = page(found).partition("</style>")[2]
+    for said in (report.plain(found), text.markdown(found), shown):
+        assert "is faster than" not in said
+        assert "equivalent" not in said
+        assert "inconclusive" not in said
+        assert "(refused)" in said or ">refused<" in said
+    assert "Refused before its end: no verdict on" in shown
+    assert "b broke down" in text.markdown(found)
+    assert "b broke down &lt;often&gt;" in page(found)
+
+
+def test_a_run_against_a_refused_one_says_so_good() -> None:
+    refused = msgspec.structs.replace(reports.measurement(), refused=("it broke down",), interrupted=True)
+    found = against(Report(refused), Report(reports.measurement()))
+    assert any("A was refused before its end (it broke down)" in note for note in found.notes)
+
+
+# -- short rounds -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds", "said"),
+    [
+        (Workload(name="decode", output_tokens=(24,)), 0.4, "--output-tokens 72 or --requests 3"),
+        (Workload(name="ttft", output_tokens=(2,), requests=5), 0.5, ": --requests 10"),
+        (Workload(name="mixed", output_tokens=(32, 128), requests=4), 0.9, ": --requests 8"),
+        (Workload(name="decode"), 1.0, None),
+    ],
+)
+def test_rounds_that_are_too_short_are_said_bad(load: Workload, seconds: float, said: str | None) -> None:
+    rounds = [
+        msgspec.structs.replace(made_round("a", pair, void), duration_s=lasted)
+        for pair, (lasted, void) in enumerate(
+            [(seconds, ()), (seconds, ()), (9.0, ("void",)), (9.0, ("void",))]
+        )
+    ]
+    found = gate.short_rounds(rounds, load)
+    if said is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith(f"rounds lasted {seconds:g} s: below 1 s")
+        assert found.endswith(said)
+    assert gate.short_rounds([], load) is None
+
+
+def test_short_rounds_are_warned_of_good(fake: Write) -> None:
+    done = orchestrator(
+        "compare", fake("quick", {"rate": 300}), "--aa", *SHORT, "--pairs", "6", "--void-budget", "60"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "note: rounds lasted 0." in done.stdout
+    assert "warning: rounds lasted 0." in done.stderr
+    assert "--output-tokens" in done.stderr
