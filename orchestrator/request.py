@@ -26,7 +26,7 @@ Prompt: TypeAlias = str | Sequence[int]
 class Options(TypedDict, total=False):
     """What may be asked of a generation. An absent option or None means the neutral default.
 
-    max_tokens: output tokens at most; absent, until the model stops or its context is full.
+    max_tokens: output tokens at most, 1 or more; absent, until the model stops or its context is full.
     temperature: 0 takes the likeliest token always; 1, the default, leaves the model's distribution as it is.
     top_k, top_p, min_p: keep the k likeliest; the likeliest up to this sum; those above this share of the
         likeliest. Absent: all.
