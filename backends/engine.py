@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from backends import programs
 from backends.failures import Failure
 from orchestrator import gguf_header, hardware, model_files
-from orchestrator.backend import Binary, Command, Dialect, Plan, family
+from orchestrator.backend import Ask, Binary, Command, Dialect, Plan, Recognised, family
 from orchestrator.container_client import CLIENTS
 from orchestrator.engines import Recipe
 from orchestrator.errors import BinaryMissing
@@ -98,6 +98,18 @@ class Engine:
         """Return the version that a program tells, None when it doesn't."""
         found = re.search(r"version:? (.+)", programs.ask((*binary.argv, "--version"), environ).text)
         return found[1].strip() if found else None
+
+    @classmethod
+    def recognise(cls, ask: Ask, model: Mapping[str, Any]) -> Recognised | None:
+        """Say whether a server that someone else runs is this engine, and what it tells; pure but for `ask`.
+
+        Args:
+            ask: gives what the server answers at a path.
+            model: what ``/v1/models`` says of the model.
+
+        """
+        del ask, model
+        return None
 
     @classmethod
     def devices_of(cls, answer: programs.Answer) -> frozenset[str] | None:

@@ -20,7 +20,7 @@ from backends.base import SubprocessBackend
 from backends.failures_llama_server import LLAMA_SERVER_FAILURES
 from backends.programs import Answer, Program
 from orchestrator import gguf_header, model_files
-from orchestrator.backend import Command, Dialect, Plan
+from orchestrator.backend import Ask, Command, Dialect, Plan, Recognised
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import Problem, ProfileError
 from orchestrator.gguf_header import Header
@@ -140,6 +140,17 @@ class LlamaServer(SubprocessBackend):
         if answer.code != 0 or "Available devices" not in answer.text:
             return None
         return supported_kinds(answer.text)
+
+    @classmethod
+    def recognise(cls, ask: Ask, model: Mapping[str, Any]) -> Recognised | None:
+        """Know a llama-server by its ``/props``."""
+        del model
+        props = ask("/props")
+        if "default_generation_settings" not in props:
+            return None
+        given = props["default_generation_settings"]
+        context = given.get("n_ctx") if isinstance(given, dict) else None
+        return Recognised(context, props.get("total_slots"), props.get("model_ftype"))
 
     def find_model(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, Header]:
         """Find the model's GGUF file, or the form of it that the profile wants."""

@@ -20,7 +20,7 @@ from backends.failures_vllm import VLLM_FAILURES
 from backends.programs import Program, find
 from backends.vllm_options import DIALECT, KV_TYPES, REASONING, TOOLS, VllmOptions
 from orchestrator import hf_model, model_files, model_hub
-from orchestrator.backend import Binary, Command, Dialect, Plan
+from orchestrator.backend import Ask, Binary, Command, Dialect, Plan, Recognised
 from orchestrator.engines import Recipe, Step
 from orchestrator.errors import BinaryMissing, UnsupportedModel
 from orchestrator.hardware import Machine
@@ -82,6 +82,13 @@ class Vllm(SubprocessBackend):
         """Return the one device kind that it was built for."""
         del binary, environ, named_by_user
         return frozenset({cls.kind})
+
+    @classmethod
+    def recognise(cls, ask: Ask, model: Mapping[str, Any]) -> Recognised | None:
+        """Know a vLLM by its ``/version``, unless the list of models names another engine as their owner."""
+        if model.get("owned_by", "vllm") != "vllm" or "version" not in ask("/version"):
+            return None
+        return Recognised()
 
     def find_model(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, Any]:
         """Return the folder with safetensors, or the name on the hub; and what the folder says of itself."""

@@ -79,6 +79,26 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
+class Recognised:
+    """What an engine reads out of the answers of a server that someone else runs; nonsense is ignored.
+
+    Attributes:
+        context: tokens per slot.
+        slots: requests served at once.
+        quantisation: of the weights, in the server's words.
+
+    """
+
+    context: object = None
+    slots: object = None
+    quantisation: object = None
+
+
+Ask = Callable[[str], Mapping[str, Any]]
+"""Path -> the JSON object that a server answers there, empty where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """A server that answers, cut loose from the process behind it.
 

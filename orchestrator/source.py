@@ -7,13 +7,14 @@ one for a URL, finding out what kind of engine answers there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import backend
-from orchestrator.backend import Dialect, Endpoint
+from orchestrator.backend import Ask, Dialect, Endpoint, Recognised
 from orchestrator.chunks import bad_status, json_or_text
 from orchestrator.errors import ProtocolError, UnknownBackend, Unreachable
 from orchestrator.tokens import ModelInfo
@@ -173,42 +174,49 @@ def probe(url: str, key: str | None = None, model: str | None = None) -> Server:
         ProtocolError: it does not speak the OpenAI API.
 
     """
+    import httpx
+
+    from orchestrator.clients import sync_client
+
     base = base_url(url)
-    listed, props, version = _asked(base, key)
-    served = _served(base, listed, model)
-    ours = "default_generation_settings" in props
-    kind = "llama-server" if ours else "vllm" if "version" in version else None
-    endpoint = Endpoint(url=base, key=key, model=model or served["id"], dialect=_dialect(kind))
+    with contextlib.ExitStack() as stack:
+        with _explained(base):
+            client = stack.enter_context(sync_client(base))
+            client.base_url, client.timeout = httpx.URL(base), httpx.Timeout(PROBE_TIMEOUT)
+            client.headers.update({"Authorization": f"Bearer {key}"} if key else {})
+            listed = _json(client.get("/v1/models"))
+        served = _served(base, listed, model)
+
+        @functools.cache
+        def ask(path: str) -> dict[str, Any]:
+            with _explained(base):
+                response = client.get(path)
+                return _mapping(json_or_text(response.content) if response.status_code == 200 else None)
+
+        dialect, told = _recognised(ask, served)
+    endpoint = Endpoint(url=base, key=key, model=model or served["id"], dialect=dialect)
     meta = _mapping(served.get("meta"))
-    context = (
-        _mapping(props["default_generation_settings"]).get("n_ctx") if ours else served.get("max_model_len")
-    )
-    quantisation = props.get("model_ftype")
     return Server(
         endpoint,
-        Settings(slots=_count(props.get("total_slots")) or UNKNOWN_SLOTS),
+        Settings(slots=_count(told.slots) or UNKNOWN_SLOTS),
         ModelInfo(
             name=endpoint.model,
             vocabulary=_count(meta.get("n_vocab")),
-            quantisation=quantisation if isinstance(quantisation, str) else None,
+            quantisation=told.quantisation if isinstance(told.quantisation, str) else None,
             parameters=_count(meta.get("n_params")),
-            context=_count(context),
+            context=_count(told.context) or _count(served.get("max_model_len")),
             native_context=_count(meta.get("n_ctx_train")),
         ),
     )
 
 
-def _asked(base: str, key: str | None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return what a server answers: its models, llama-server's properties, vLLM's version."""
+@contextlib.contextmanager
+def _explained(base: str) -> Iterator[None]:
+    """Make `Unreachable` of what goes wrong on the way to a server."""
     import httpx
 
-    from orchestrator.clients import sync_client
-
     try:
-        with sync_client(base) as client:
-            client.base_url, client.timeout = httpx.URL(base), httpx.Timeout(PROBE_TIMEOUT)
-            client.headers.update({"Authorization": f"Bearer {key}"} if key else {})
-            return _json(client.get("/v1/models")), _optional(client, "/props"), _optional(client, "/version")
+        yield
     except httpx.TransportError as error:
         raise Unreachable(
             f"connect: {base}: {error or type(error).__name__}",
@@ -218,6 +226,17 @@ def _asked(base: str, key: str | None) -> tuple[Any, dict[str, Any], dict[str, A
         raise Unreachable(
             f"connect: {base}: {error}", advice="give an address such as http://127.0.0.1:8080"
         ) from error
+
+
+def _recognised(ask: Ask, served: Mapping[str, Any]) -> tuple[Dialect, Recognised]:
+    """Return how the server spells its options, and what it tells: by the first engine that knows it."""
+    for name in backend.installed():
+        with contextlib.suppress(UnknownBackend):
+            engine = backend.find(name)
+            recognise = getattr(engine, "recognise", None)
+            if recognise is not None and (told := recognise(ask, served)) is not None:
+                return engine.dialect, told
+    return OPENAI, Recognised()
 
 
 def _served(base: str, listed: Any, model: str | None) -> dict[str, Any]:
@@ -243,19 +262,3 @@ def _json(response: httpx.Response) -> Any:
     if response.status_code != 200:
         raise bad_status(response.status_code, body)
     return body
-
-
-def _optional(client: httpx.Client, path: str) -> dict[str, Any]:
-    """Ask what only one kind of engine answers."""
-    response = client.get(path)
-    return _mapping(json_or_text(response.content) if response.status_code == 200 else None)
-
-
-def _dialect(kind: str | None) -> Dialect:
-    """Return the dialect of the first installed backend that speaks it, else plain OpenAI."""
-    for name in backend.installed() if kind else ():
-        with contextlib.suppress(UnknownBackend):
-            dialect = backend.find(name).dialect
-            if dialect.name == kind:
-                return dialect
-    return OPENAI
