@@ -100,10 +100,10 @@ def from_json(data: bytes) -> Measurement | Comparison:
             "compare": Comparison,
         }
         if not head.format.startswith("orchestrator-bench/") or head.kind not in kinds:
-            raise ReportError("bench: not a report of orchestrator bench or compare")
+            raise ReportError("report: not one of orchestrator bench or compare")
         if head.format != FORMAT:
             raise ReportError(
-                f"bench: the report has the format {head.format}, this program reads {FORMAT}",
+                f"report: it has the format {head.format}, this program reads {FORMAT}",
                 advice="read it with the version of the orchestrator that wrote it",
             )
         written = head.version
@@ -112,7 +112,7 @@ def from_json(data: bytes) -> Measurement | Comparison:
             raise msgspec.ValidationError(f"Expected figures of at most {LARGEST:g}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         advice = f"version {written} of the orchestrator wrote it" if written else None
-        raise ReportError(f"bench: the report can't be read: {error}", advice=advice) from error
+        raise ReportError(f"report: it can't be read: {error}", advice=advice) from error
     return found
 
 

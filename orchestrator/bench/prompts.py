@@ -125,7 +125,7 @@ def read_prompts(path: Path) -> list[Entry]:
     try:
         data = read_at_most(path, LARGEST_FILE)
         if data is None:
-            raise WorkloadError(f"bench: {path}: more than {LARGEST_FILE >> 30} GiB, too many for prompts")
+            raise WorkloadError(f"prompts: {path}: more than {LARGEST_FILE >> 30} GiB, too many for prompts")
         text = data.decode("utf-8")
         items = (
             msgspec.json.decode(text)
@@ -133,13 +133,13 @@ def read_prompts(path: Path) -> list[Entry]:
             else [msgspec.json.decode(line) for line in text.split("\n") if line.strip()]
         )
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise WorkloadError(f"bench: {path}: can't be read as prompts: {error}") from error
+        raise WorkloadError(f"prompts: {path}: can't be read as prompts: {error}") from error
     found = [_entry(item) for item in items]
     wrong = [number for number, entry in enumerate(found, 1) if entry is None]
     if wrong or not found:
         which = f"entry {wrong[0]} has no prompt" if wrong else "holds no prompts"
         raise WorkloadError(
-            f"bench: {path}: {which}",
+            f"prompts: {path}: {which}",
             advice='a line is "text", {"prompt": "text"}, {"messages": [..]} or {"conversations": [..]}',
         )
     return [entry for entry in found if entry is not None]

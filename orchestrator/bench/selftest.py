@@ -40,7 +40,7 @@ async def self_test(streams: int = STREAMS) -> SelfTest:
     errors = [found for each in precise.exchanges if (found := _errors(each, precise.began_ns))]
     if not errors:
         why = samples.sample(precise.exchanges[0], precise.began_ns).error
-        raise OrchestratorError(f"bench: the self-test's server failed: {why}")
+        raise OrchestratorError(f"self-test: its server failed: {why}")
     per_event = max(1e-9, (cost - idle) / (events - 2 * streams))
     ceiling, decode_error = 1 / per_event, median([each.decode for each in errors])
     reasons = []
@@ -74,7 +74,7 @@ async def _server() -> AsyncIterator[int]:
         async with asyncio.timeout(PATIENCE):
             line = await process.stdout.readline()
         if not line.strip().isdigit():
-            raise OrchestratorError("bench: the self-test's server did not start")
+            raise OrchestratorError("self-test: its server did not start")
         yield int(line)
     finally:
         process.stdin.close()

@@ -231,7 +231,7 @@ def _check_context(target: Target, workload: Workload, wanted: Sequence[Ask]) ->
     longest = max(lengths, default=0)  # of a text only the server knows
     if context is not None and longest > context:
         raise WorkloadError(
-            f"bench: {workload.name}: a request of {longest} tokens exceeds the context of {context}",
+            f"workload: {workload.name}: a request of {longest} tokens exceeds the context of {context}",
             advice="raise `context` in the profile, or ask for shorter prompts and outputs",
         )
 
@@ -275,7 +275,7 @@ def material(targets: Sequence[Target], workload: Workload) -> Material:
         entries.append(Entry(entry.text, entry.output_tokens, ids))
     if workload.prefix_tokens and first is None:
         raise WorkloadError(
-            "bench: a shared prefix of exact length needs a server with /tokenize",
+            "workload: a shared prefix of exact length needs a server with /tokenize",
             advice="leave prefix_tokens out",
         )
     return Material(first, tuple(entries))

@@ -99,11 +99,13 @@ def presets(names: Sequence[str], slots: int | None, context: int | None) -> lis
     found: list[Workload] = []
     for name in names:
         if name not in PRESETS:
-            raise WorkloadError(f"bench: no preset named {name!r}", advice=f"there are: {', '.join(PRESETS)}")
+            raise WorkloadError(
+                f"workload: no preset named {name!r}", advice=f"there are: {', '.join(PRESETS)}"
+            )
         made = PRESETS[name](slots or 4, context or 4096)
         if not made:
             raise WorkloadError(
-                f"bench: {name}: the context of {context} tokens is too short",
+                f"workload: {name}: the context of {context} tokens is too short",
                 advice="raise `context` in the profile",
             )
         found += made
@@ -135,7 +137,7 @@ def changed(workload: Workload, **changes: Any) -> Workload:
     }
     problems = [problem for problem, is_so in wrong.items() if is_so]
     if problems:
-        raise WorkloadError(f"bench: {found.name}: {'; '.join(problems)}")
+        raise WorkloadError(f"workload: {found.name}: {'; '.join(problems)}")
     return found
 
 

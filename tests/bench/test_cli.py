@@ -179,7 +179,7 @@ def test_a_report_of_another_format_is_refused_with_the_reason_bad() -> None:
     with pytest.raises(OrchestratorError, match="has the format orchestrator-bench/9"):
         from_json(b'{"format": "orchestrator-bench/9", "kind": "bench"}')
     for data in (b"", b"[]", b"{}", b'{"format": "orchestrator-bench/1", "kind": "bench"}', b"\xff"):
-        with pytest.raises(OrchestratorError, match=r"^bench: "):
+        with pytest.raises(OrchestratorError, match=r"^report: "):
             from_json(data)
 
 

@@ -197,8 +197,8 @@ def test_a_run_against_a_refused_one_says_so_good() -> None:
 @pytest.mark.parametrize(
     ("load", "seconds", "said"),
     [
-        (Workload(name="decode", output_tokens=(24,)), 0.4, "--output-tokens 72 or --requests 3"),
-        (Workload(name="ttft", output_tokens=(2,), requests=5), 0.5, ": --requests 10"),
+        (Workload(name="decode", output_tokens=(24,)), 0.4, "--output-tokens 96 or --requests 4"),
+        (Workload(name="ttft", output_tokens=(2,), requests=5), 0.5, ": --requests 15"),
         (Workload(name="mixed", output_tokens=(32, 128), requests=4), 0.9, ": --requests 8"),
         (Workload(name="decode"), 1.0, None),
     ],

@@ -196,7 +196,7 @@ def test_removing_is_all_or_nothing_bad(kept: History) -> None:
     ("data", "said"),
     [
         (b"", "can't be read"),
-        (b"{}", "not a report"),
+        (b"{}", "not one of"),
         (b'{"format": "orchestrator-bench/2", "kind": "bench"}', "has the format orchestrator-bench/2"),
         (b"[" * 100_000, "can't be read"),
     ],
