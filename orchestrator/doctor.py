@@ -55,6 +55,7 @@ class Engine:
         targets: AMD targets it carries code for; empty when unknown.
         problem: why it can't be used, or None.
         advice: what to do about that, or None.
+        variable: names another program, or None.
 
     """
 
@@ -67,6 +68,7 @@ class Engine:
     targets: frozenset[str] = frozenset()
     problem: str | None = None
     advice: str | None = None
+    variable: str | None = None
 
 
 def look_at(name: str, binary: Binary, run: Runner = run_program) -> Engine:
@@ -140,7 +142,10 @@ def _engines(machine: Machine, engines: Sequence[Engine], environ: Mapping[str, 
     works = any(engine.problem is None for engine in engines)
     if not engines:
         yield Finding(
-            "blocker", "engines", "no engine was found", "orchestrator engines install llama-server"
+            "blocker",
+            "engines",
+            "no engine is registered",
+            "pip install --force-reinstall inference-orchestrator",
         )
     for engine in engines:
         if engine.problem is not None:
@@ -168,7 +173,8 @@ def _cards(
                 "warning",
                 engine.name,
                 f"it was built without {gpu.kinds[0]}, so {gpu.label} stays idle",
-                f"install a build for {gpu.kinds[0]} and name it in LLAMA_SERVER_PATH",
+                f"install a build for {gpu.kinds[0]} and "
+                + (f"name it in {engine.variable}" if engine.variable else "put it on PATH"),
             )
         elif not any(device.kind == able[0] for device in devices):
             masked = any(environ.get(mask) is not None for mask in MASKS)

@@ -40,6 +40,8 @@ def doctor(as_json: options.Json = False) -> int:
 
 def _engines() -> list[Engine]:
     """Look for the program of every installed backend that runs one."""
+    from dataclasses import replace
+
     from orchestrator.backend import find, installed
     from orchestrator.cli import console
     from orchestrator.doctor import Engine, look_at
@@ -56,7 +58,8 @@ def _engines() -> list[Engine]:
                 continue
             binary = backend.locate(os.environ)
             if backend.lists_devices:
-                engines.append(look_at(name, binary))
+                variable = next(reversed(backend.program.variables), None)
+                engines.append(replace(look_at(name, binary), variable=variable))
             else:
                 version, kinds = backend.version_of(binary, os.environ), backend.drives(binary, os.environ)
                 engines.append(Engine(name, binary.argv[0], binary.source, version=version, kinds=kinds))

@@ -167,6 +167,9 @@ def test_engine_without_the_runtime_leaves_the_card_idle_bad(tmp_path):
     findings = with_engines(tmp_path, PLAIN)
     assert [finding.level for finding in findings] == ["ok", "warning"]
     assert findings[1].message == "it was built without rocm, so AMD Radeon RX 7800 XT (gfx1101) stays idle"
+    assert findings[1].command == "install a build for rocm and put it on PATH"
+    (_, named) = with_engines(tmp_path / "b", changed(PLAIN, variable="SOME_PATH"))
+    assert named.command == "install a build for rocm and name it in SOME_PATH"
 
 
 def changed(engine, **fields):
