@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,14 @@ from tests import gguf_files
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "how-to" / "add-an-engine.md").read_text()
+
+CONNECT = """
+import sys, orchestrator
+from orchestrator.source import probe
+print(probe(sys.argv[1], "k").at.dialect.name)
+with orchestrator.connect(sys.argv[1], key="k") as model:
+    print(model.generate("x", max_tokens=1).text())
+"""
 
 
 def block(language: str) -> str:
@@ -57,9 +66,22 @@ class Stranger:
     def write(self, text: str) -> None:
         self.profile.write_text(text)
 
+    def family(self) -> None:
+        """Make two engines of the one, as a later version of their package would."""
+        packages = self.root / "site-packages"
+        module = packages / "toy_backend.py"
+        classes = [f'class Toy{size.title()}(Toy):\n    name = "toy-{size}"\n' for size in ("big", "small")]
+        module.write_text("\n\n".join([module.read_text(), *classes]))
+        (packages / "toy_backend-1.0.dist-info" / "entry_points.txt").write_text(
+            "[orchestrator.backends]\ntoy-big = toy_backend:ToyBig\ntoy-small = toy_backend:ToySmall\n"
+        )
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.call("-m", "orchestrator", *words)
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "orchestrator", *words],
+            [sys.executable, *words],
             env=self.environ,
             cwd=ROOT,
             capture_output=True,
@@ -89,6 +111,55 @@ def test_the_engine_of_the_page_answers_good(stranger: Stranger) -> None:
     assert answer["text"] == "toy0 toy1 toy2 "
     assert answer["usage"]["prompt_tokens"] == 3
     assert (answer["backend"], answer["model"]) == ("toy", "my-toy")
+
+
+def test_it_is_offered_the_models_that_it_reads_good(stranger: Stranger) -> None:
+    done = stranger.run("models", str(stranger.root), "--engine", "toy", "--json")
+    assert done.returncode == 0, done.stderr
+    (model,) = json.loads(done.stdout)["models"]
+    assert model["engines"] == ["llama-server", "toy"]
+
+
+def test_an_engine_that_is_not_installed_has_no_models_bad(stranger: Stranger) -> None:
+    done = stranger.run("models", str(stranger.root), "--engine", "toyy")
+    assert done.returncode == 2
+    assert "no engine named 'toyy' is installed; did you mean toy?" in done.stderr
+
+
+def test_a_running_one_is_known_and_spoken_to_in_its_own_words_good(stranger: Stranger) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [str(stranger.root / "bin" / "toy-engine"), "--listen", f"127.0.0.1:{port}", "--name", "m"]
+    with subprocess.Popen(
+        [*program, "--weights", str(stranger.root / "tiny.gguf")],
+        env={**stranger.environ, "TOY_KEY": "k"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as engine:
+        try:
+            assert engine.stderr is not None
+            assert engine.stderr.readline() == "listening\n"
+            asked = stranger.call("-c", CONNECT, f"http://127.0.0.1:{port}")
+        finally:
+            engine.kill()
+    assert asked.stdout.split() == ["toy", "toy0"], asked.stderr
+
+
+def test_several_of_one_module_share_a_section_good(stranger: Stranger) -> None:
+    stranger.family()
+    stranger.write("model: tiny.gguf\nbackend: toy-big\ntoy: {threads: 3}\n")
+    done = stranger.run("plan", str(stranger.profile), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["argv"][-2:] == ["--threads", "3"]
+    stranger.write("model: tiny.gguf\nbackend: toy-big\ntoy: {threads: 3}\ntoy-big: {threads: 4}\n")
+    assert json.loads(stranger.run("plan", str(stranger.profile), "--json").stdout)["argv"][-1] == "4"
+    stranger.write("model: tiny.gguf\nbackend: toy-big\ntoy: {thread: 3}\n")
+    assert "did you mean threads?" in stranger.run("check", str(stranger.profile)).stderr
+    found = json.loads(stranger.run("models", str(stranger.root), "--engine", "toy-small", "--json").stdout)
+    assert found["models"][0]["engines"] == ["llama-server", "toy"]
+    properties = json.loads(stranger.run("schema").stdout)["properties"]
+    assert properties["toy"]["properties"] == properties["toy-big"]["properties"]
 
 
 def test_its_options_reach_its_command_line_good(stranger: Stranger) -> None:

@@ -40,7 +40,7 @@ def main() -> None:
                 return self.answer(200, f"toy_tokens_total {made[0]}\n", "text/plain")
             if self.headers.get("Authorization") != f"Bearer {key}":
                 return self.answer(401, "{}")
-            return self.answer(200, json.dumps({"data": [{"id": given.name}]}))
+            return self.answer(200, json.dumps({"data": [{"id": given.name, "owned_by": "toy-engine"}]}))
 
         def do_POST(self) -> None:
             wish = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -59,7 +59,10 @@ def main() -> None:
 
     host, _, port = given.listen.partition(":")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+    server = ThreadingHTTPServer((host, int(port)), Handler)
+    sys.stderr.write("listening\n")
+    sys.stderr.flush()
+    server.serve_forever()
 
 
 if __name__ == "__main__":
