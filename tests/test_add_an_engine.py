@@ -68,13 +68,14 @@ class Stranger:
 
     def family(self) -> None:
         """Make two engines of the one, as a later version of their package would."""
-        packages = self.root / "site-packages"
-        module = packages / "toy_backend.py"
+        module = self.root / "site-packages" / "toy_backend.py"
         classes = [f'class Toy{size.title()}(Toy):\n    name = "toy-{size}"\n' for size in ("big", "small")]
         module.write_text("\n\n".join([module.read_text(), *classes]))
-        (packages / "toy_backend-1.0.dist-info" / "entry_points.txt").write_text(
-            "[orchestrator.backends]\ntoy-big = toy_backend:ToyBig\ntoy-small = toy_backend:ToySmall\n"
-        )
+        self.register("toy-big = toy_backend:ToyBig", "toy-small = toy_backend:ToySmall")
+
+    def register(self, *lines: str) -> None:
+        info = self.root / "site-packages" / "toy_backend-1.0.dist-info"
+        (info / "entry_points.txt").write_text("\n".join(["[orchestrator.backends]", *lines]))
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.call("-m", "orchestrator", *words)
@@ -160,6 +161,16 @@ def test_several_of_one_module_share_a_section_good(stranger: Stranger) -> None:
     assert found["models"][0]["engines"] == ["llama-server", "toy"]
     properties = json.loads(stranger.run("schema").stdout)["properties"]
     assert properties["toy"]["properties"] == properties["toy-big"]["properties"]
+
+
+def test_names_alone_make_no_family_of_two_modules_bad(stranger: Stranger) -> None:
+    stranger.register("llama-box = toy_backend:Toy")
+    found = json.loads(stranger.run("models", str(stranger.root), "--json").stdout)
+    assert found["models"][0]["engines"] == ["llama-box", "llama-server"]
+    stranger.write("model: tiny.gguf\nbackend: llama-server\nllama: {}\n")
+    done = stranger.run("check", str(stranger.profile))
+    assert done.returncode == 2
+    assert "llama: is not a known key" in done.stderr
 
 
 def test_its_options_reach_its_command_line_good(stranger: Stranger) -> None:

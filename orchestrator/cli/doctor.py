@@ -58,8 +58,8 @@ def _engines() -> list[Engine]:
                 continue
             binary = backend.locate(os.environ)
             if backend.lists_devices:
-                variable = next(reversed(backend.program.variables), None)
-                engines.append(replace(look_at(name, binary), variable=variable))
+                variables = getattr(getattr(backend, "program", None), "variables", ())
+                engines.append(replace(look_at(name, binary), variable=next(reversed(variables), None)))
             else:
                 version, kinds = backend.version_of(binary, os.environ), backend.drives(binary, os.environ)
                 engines.append(Engine(name, binary.argv[0], binary.source, version=version, kinds=kinds))
