@@ -254,6 +254,8 @@ class Call:
 
     def metrics(self, memory: Any = None) -> Metrics:
         """Return what the call cost, so far if it is not over."""
+        if not self.sent_ns:  # it never was: counted from 0, it would have lasted since the machine's start
+            return Metrics(memory=memory)
         return self.stream.metrics(self.sent_ns, self.end_ns or time.perf_counter_ns(), memory)
 
 

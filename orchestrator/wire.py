@@ -130,7 +130,7 @@ class Stream:
         """Return what the request cost; see `Metrics` for the definitions."""
         usage = self.usage
         ttft = (self.first_ns - sent_ns) / 1e9 if self.first_ns else None
-        total = (end_ns - sent_ns) / 1e9 if sent_ns else None  # a request that was never sent took no time
+        total = (end_ns - sent_ns) / 1e9
         if usage is None:
             return Metrics(ttft_s=ttft, total_s=total, memory=memory, timings=self.timings)
         read = usage.prompt_tokens - (usage.cached_tokens or 0)
