@@ -297,16 +297,22 @@ class Backend(Protocol):
 
 
 @functools.cache
+def _registered() -> Mapping[str, EntryPoint]:
+    """Return the first entry point of each name; read once, as every package's metadata is looked at."""
+    return {point.name: point for point in reversed(tuple(entry_points(group=ENTRY_POINT_GROUP)))}
+
+
+@functools.cache
 def installed() -> tuple[str, ...]:
     """Return the names of all installed backends, sorted."""
-    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
+    return tuple(sorted(_registered()))
 
 
 @functools.cache
 def _families() -> Mapping[str, str]:
     """Return the family of every installed backend that has one, without importing any."""
     groups: dict[tuple[str, str], set[str]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in _registered().values():
         family = point.name.rpartition("-")[0]
         if family:
             groups.setdefault((point.module, family), set()).add(point.name)
@@ -347,12 +353,12 @@ def entry_point(name: str) -> EntryPoint:
         UnknownBackend: it is not.
 
     """
-    points = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    if not points:
+    point = _registered().get(name)
+    if point is None:
         close = difflib.get_close_matches(name, installed(), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UnknownBackend(
             f"backend: no backend named {name!r} is installed{hint}",
             advice=f"installed: {', '.join(installed()) or 'none'}",
         )
-    return next(iter(points))
+    return point
