@@ -69,6 +69,7 @@ class Dialect:
         defaults: request fields sent with every request unless an option overrides them, so that an
             engine's own default samplers never leak in.
         limits: our option name -> the most that the engine accepts; what is above is sent as that.
+        chat_only: our names of options that it heeds in chats only; asking for one elsewhere is refused.
 
     """
 
@@ -76,6 +77,7 @@ class Dialect:
     fields: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    chat_only: tuple[str, ...] = ("reasoning", "tools")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,6 @@ class Options(TypedDict, total=False):
     extra: Mapping[str, Any] | None
 
 
-CHAT_ONLY = ("reasoning", "tools")
-
-
 def check_names(options: Mapping[str, Any]) -> None:
     """Refuse options that nobody knows.
 
@@ -98,9 +95,6 @@ def completion_body(endpoint: Endpoint, prompt: Prompt, options: Options) -> dic
         raise RequestError(
             "request: a prompt is one text, or a list of token ids", advice="batch_generate takes several"
         )
-    for name in CHAT_ONLY:
-        if options.get(name) is not None:
-            raise RequestError(f"request: {name} is an option of chat, not of generate")
     return _body(
         endpoint, {"prompt": prompt if isinstance(prompt, str) else list(prompt)}, options, chat=False
     )
@@ -156,6 +150,8 @@ def _body(endpoint: Endpoint, content: dict[str, Any], options: Options, *, chat
                 f"request: {dialect.name} does not offer {name}",
                 advice=f"it offers: {', '.join(sorted(dialect.fields))}",
             )
+        if name in dialect.chat_only and not chat:
+            raise RequestError(f"request: {name} is an option of chat with {dialect.name}, not of generate")
         if name == "max_tokens" and isinstance(value, int) and value < 1:  # llama-server answers 0 with one
             raise RequestError(
                 f"request: max_tokens must be at least 1, not {value}",

@@ -45,6 +45,8 @@ OPENAI = Dialect(
         },
         "json_schema": "response_format.json_schema.schema",
     },
+    # completions of the OpenAI API know no response format, so servers may ignore it there without a word
+    chat_only=("reasoning", "tools", "json_schema"),
 )
 
 

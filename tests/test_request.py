@@ -98,6 +98,14 @@ def test_openai_schema_gets_its_wrapping_good():
     }
 
 
+def test_a_plain_server_may_ignore_a_schema_outside_chats_so_it_is_refused_there_bad():
+    with pytest.raises(
+        RequestError, match="json_schema is an option of chat with this server, not of generate"
+    ):
+        completion_body(Endpoint("http://x", None, "m", OPENAI), "hi", {"json_schema": {"type": "object"}})
+    assert "json" in completion_body(AT, "hi", {"json_schema": {}})["structured_outputs"]
+
+
 @pytest.mark.parametrize("prompt", [["a", "b"], [1, "b"], [True], b"hi", None, 5, {1: 2}, [[1, 2]]], ids=repr)
 def test_a_prompt_is_one_text_or_token_ids_bad(prompt):
     with pytest.raises(RequestError, match="one text, or a list of token ids"):
