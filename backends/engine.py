@@ -15,8 +15,9 @@ from pydantic import BaseModel
 from backends import programs
 from backends.failures import Failure
 from orchestrator import gguf_header, hardware, model_files
-from orchestrator.backend import Ask, Binary, Command, Dialect, Plan, Recognised, family
+from orchestrator.backend import Ask, Binary, Command, Dialect, Plan, Recognised
 from orchestrator.container_client import CLIENTS
+from orchestrator.discovery import family
 from orchestrator.engines import Recipe
 from orchestrator.errors import BinaryMissing
 from orchestrator.hardware import GpuMemory, Machine

@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from backends.process import free_port  # noqa: E402
 from orchestrator import profile as profiles  # noqa: E402
-from orchestrator.backend import find  # noqa: E402
 from orchestrator.cli import services  # noqa: E402
+from orchestrator.discovery import find  # noqa: E402
 
 GOAL = 0.7  # seconds
 PROFILE = str(ROOT / "profiles" / "gemma.yaml")

@@ -1,7 +1,6 @@
-"""What an engine is to everyone else: the `Backend` protocol, its nouns, and the look-up by name.
+"""What an engine is to everyone else: the `Backend` protocol and its nouns.
 
-Nothing here starts a process or names an engine. Engines are found through the entry-point group
-``orchestrator.backends``; ours are registered there in the same way as a stranger's.
+Nothing here starts a process or names an engine; `discovery` finds them.
 
 The states of a backend, and where each leads:
 
@@ -17,29 +16,23 @@ The states of a backend, and where each leads:
 
 from __future__ import annotations
 
-import difflib
 import enum
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
-
-from orchestrator.errors import UnknownBackend
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from orchestrator.engines import Recipe
     from orchestrator.gguf_header import Header
     from orchestrator.hardware import DeviceChoice
     from orchestrator.hardware.fit_advice import Budget
     from orchestrator.hf_model import HfModel
     from orchestrator.model_hub import Download
     from orchestrator.profile import Profile
-
-ENTRY_POINT_GROUP = "orchestrator.backends"
 
 
 class State(enum.StrEnum):
@@ -229,14 +222,77 @@ class Event:
 
 
 class Backend(Protocol):
-    """One engine serving one profile. All methods are safe to call from any thread."""
+    """One engine serving one profile. All methods are safe to call from any thread.
+
+    The class itself answers for the engine before there is a profile: where its program is, which version
+    and devices that has, how it is installed. `backends.base.SubprocessBackend` has nearly all of it.
+    """
 
     name: ClassVar[str]
     dialect: ClassVar[Dialect]
     Options: ClassVar[type[BaseModel]]
     formats: ClassVar[tuple[str, ...]]  # of models that it serves: ``gguf``, ``safetensors``
+    key_variable: ClassVar[str]  # from which the engine takes its API key
+    takes_memory_fraction: ClassVar[bool]
+    lists_devices: ClassVar[bool]  # whether its program has llama.cpp's ``--list-devices``
+    recipe: ClassVar[Recipe | None]  # how it gets an environment of its own
 
     profile: Profile
+
+    def __init__(
+        self, profile: Profile, *, environ: Mapping[str, str] | None = None, instance: str | None = None
+    ) -> None:
+        """Prepare; nothing starts and nothing is written.
+
+        Args:
+            profile: what to serve.
+            environ: the environment to look things up in and to pass on; default: this process's.
+            instance: the run folder's name; default: one of this process alone.
+
+        """
+
+    @classmethod
+    def locate(cls, environ: Mapping[str, str], command: Sequence[str] | None = None) -> Binary:
+        """Find the engine's program; `command` is the profile's own.
+
+        Raises:
+            BinaryMissing: it is nowhere, or it is not the engine's.
+
+        """
+
+    @classmethod
+    def version_of(cls, binary: Binary, environ: Mapping[str, str]) -> str | None:
+        """Return the version that a program tells, None when it doesn't."""
+
+    @classmethod
+    def drives(
+        cls, binary: Binary, environ: Mapping[str, str], *, named_by_user: bool = False
+    ) -> frozenset[str]:
+        """Return the device kinds that a program drives; `named_by_user`: it is the profile's `command`."""
+
+    @classmethod
+    def recognise(cls, ask: Ask, model: Mapping[str, Any]) -> Recognised | None:
+        """Say whether a server that someone else runs is this engine, and what it tells.
+
+        Args:
+            ask: gives what the server answers at a path.
+            model: what ``/v1/models`` says of the model.
+
+        """
+
+    def find_model(
+        self, profile: Profile, environ: Mapping[str, str]
+    ) -> tuple[Path, Header | HfModel | None]:
+        """Find the model in the form that the engine reads, and what it says of itself.
+
+        Raises:
+            NotFetched: it is on the hub and not here; tells what gets it.
+            ModelError: it is missing, broken, or nothing that the engine reads.
+
+        """
+
+    def prepared(self, plan: Plan, port: int) -> Command:
+        """Return what would be executed for a plan, with all that the profile's own words ask for."""
 
     @property
     def state(self) -> State:
@@ -296,71 +352,3 @@ class Backend(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Return name, backend, state, pid, engine_pids, url, uptime_s, restarts, memory, stage, error."""
-
-
-@functools.cache
-def _registered() -> Mapping[str, EntryPoint]:
-    """Return the first entry point of each name; read once, as every package's metadata is looked at."""
-    return {point.name: point for point in reversed(tuple(entry_points(group=ENTRY_POINT_GROUP)))}
-
-
-@functools.cache
-def installed() -> tuple[str, ...]:
-    """Return the names of all installed backends, sorted."""
-    return tuple(sorted(_registered()))
-
-
-@functools.cache
-def _families() -> Mapping[str, str]:
-    """Return the family of every installed backend that has one, without importing any."""
-    groups: dict[tuple[str, str], set[str]] = {}
-    for point in _registered().values():
-        family = point.name.rpartition("-")[0]
-        if family:
-            groups.setdefault((point.module, family), set()).add(point.name)
-    return {name: family for (_, family), names in groups.items() if len(names) > 1 for name in names}
-
-
-def family(name: str) -> str:
-    """Return the name that a backend shares with others, which is a section of the profile too, or its own.
-
-    Backends of one module are a family when their names have in common what stands before the last dash,
-    as ``vllm-rocm``, ``vllm-cuda`` and ``vllm-cpu`` are ``vllm``.
-    """
-    return _families().get(name, name)
-
-
-def find(name: str) -> type[Backend]:
-    """Return the backend class registered under `name`.
-
-    Raises:
-        UnknownBackend: there is none, or its package can't be imported.
-
-    """
-    point = entry_point(name)
-    try:
-        loaded: type[Backend] = point.load()
-    except (ImportError, AttributeError) as error:
-        raise UnknownBackend(
-            f"backend: {name!r} ({point.value}) can't be imported: {error}",
-            advice="reinstall the package that brings it",
-        ) from error
-    return loaded
-
-
-def entry_point(name: str) -> EntryPoint:
-    """Return where a backend is registered, without importing it.
-
-    Raises:
-        UnknownBackend: it is not.
-
-    """
-    point = _registered().get(name)
-    if point is None:
-        close = difflib.get_close_matches(name, installed(), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UnknownBackend(
-            f"backend: no backend named {name!r} is installed{hint}",
-            advice=f"installed: {', '.join(installed()) or 'none'}",
-        )
-    return point

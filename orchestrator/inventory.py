@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from orchestrator.backend import family
+from orchestrator.discovery import family
 from orchestrator.gguf_known import Known
 from orchestrator.home import cache_folder
 from orchestrator.inventory_cache import Cache

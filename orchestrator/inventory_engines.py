@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import backend
+from orchestrator import discovery
 from orchestrator.errors import UnknownBackend
 
 _FORMAT = 1
@@ -54,15 +54,15 @@ def serving(cache: Path | None = None) -> Mapping[str, tuple[str, ...]]:
             known = read.engines if read.format == _FORMAT else {}
     now: dict[str, _Known] = {}
     found: dict[str, set[str]] = {}
-    for name in backend.installed():
-        point = backend.entry_point(name)
+    for name in discovery.installed():
+        point = discovery.entry_point(name)
         told = known.get(name)
         if told is None or not _holds(told, point):
             told = _ask(point)
         if told.files:  # what can't be imported may be mended at any time
             now[name] = told
         for format_ in told.formats:
-            found.setdefault(format_, set()).add(backend.family(name))
+            found.setdefault(format_, set()).add(discovery.family(name))
     if cache is not None and now != known:
         _save(cache, now)
     return {format_: tuple(sorted(names)) for format_, names in found.items()}
@@ -70,7 +70,7 @@ def serving(cache: Path | None = None) -> Mapping[str, tuple[str, ...]]:
 
 def _ask(point: EntryPoint) -> _Known:
     try:
-        engine = backend.find(point.name)
+        engine = discovery.find(point.name)
     except UnknownBackend:
         return _Known(point.value, (), {})
     files: dict[str, Stamp] = {}
@@ -78,7 +78,7 @@ def _ask(point: EntryPoint) -> _Known:
         path = getattr(sys.modules.get(one.__module__), "__file__", None)
         if path is not None and (stamp := _stamp(path)) is not None:
             files[path] = stamp
-    return _Known(point.value, tuple(getattr(engine, "formats", ())), files)
+    return _Known(point.value, engine.formats, files)
 
 
 def _holds(told: _Known, point: EntryPoint) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator import backend as backends
+from orchestrator import discovery
 from orchestrator.errors import UnknownBackend
 from orchestrator.profile_schema import Keys, Sampling
 
@@ -17,36 +17,36 @@ class InstalledEngines(Mapping[str, type[BaseModel]]):
 
     def __getitem__(self, name: str) -> type[BaseModel]:
         """Return the options model, or raise UnknownBackend."""
-        return backends.find(name).Options
+        return discovery.find(name).Options
 
     def __contains__(self, name: object) -> bool:
         """Say whether it is installed, without importing it."""
-        return name in backends.installed()
+        return name in discovery.installed()
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all installed backends."""
-        return iter(backends.installed())
+        return iter(discovery.installed())
 
     def __len__(self) -> int:
         """Return how many backends are installed."""
-        return len(backends.installed())
+        return len(discovery.installed())
 
 
 def reader(key: str, engines: Iterable[str]) -> str | None:
     """Return the engine that a section is for, or the first of the family that shares it, if any."""
-    return next((name for name in engines if key in {name, backends.family(name)}), None)
+    return next((name for name in engines if key in {name, discovery.family(name)}), None)
 
 
 def section_names(engines: Iterable[str]) -> tuple[str, ...]:
     """Return the names that an engine section may have: the engines', then those of families."""
     names = tuple(engines)
-    return tuple(dict.fromkeys((*names, *map(backends.family, names))))
+    return tuple(dict.fromkeys((*names, *map(discovery.family, names))))
 
 
 def takes_memory_fraction(name: str) -> bool:
     """Say whether an engine minds that key; of one that can't be asked it is believed."""
     try:
-        return bool(getattr(backends.find(name), "takes_memory_fraction", False))
+        return discovery.find(name).takes_memory_fraction
     except UnknownBackend:
         return True
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import backend
+from orchestrator import discovery
 from orchestrator.backend import Ask, Dialect, Endpoint, Recognised
 from orchestrator.chunks import bad_status, json_or_text
 from orchestrator.errors import ProtocolError, UnknownBackend, Unreachable
@@ -232,11 +232,10 @@ def _explained(base: str) -> Iterator[None]:
 
 def _recognised(ask: Ask, served: Mapping[str, Any]) -> tuple[Dialect, Recognised]:
     """Return how the server spells its options, and what it tells: by the first engine that knows it."""
-    for name in backend.installed():
+    for name in discovery.installed():
         with contextlib.suppress(UnknownBackend):
-            engine = backend.find(name)
-            recognise = getattr(engine, "recognise", None)
-            if recognise is not None and (told := recognise(ask, served)) is not None:
+            engine = discovery.find(name)
+            if (told := engine.recognise(ask, served)) is not None:
                 return engine.dialect, told
     return OPENAI, Recognised()
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import backend as backends
+from orchestrator import discovery
 from orchestrator.backend import ALIVE, Backend, Endpoint, Event, Plan, State
 from orchestrator.errors import BackendError, EngineReplaced, StartCancelled, StartTimeout
 from orchestrator.log import get_logger
@@ -238,4 +238,4 @@ def _folders(instance: str) -> Iterator[str]:
 
 
 def _installed(profile: Profile, instance: str | None) -> Backend:
-    return backends.find(profile.backend)(profile, instance=instance)  # type: ignore[call-arg]
+    return discovery.find(profile.backend)(profile, instance=instance)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import backend
+from orchestrator import discovery
 from orchestrator.errors import UnknownBackend
 from orchestrator.inventory_engines import serving
 
@@ -19,13 +19,13 @@ OURS = {"gguf": ("llama-server",), "safetensors": ("vllm",)}
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the engines whose classes are imported from now on."""
     names: list[str] = []
-    find = backend.find
+    find = discovery.find
 
     def noted(name: str) -> Any:
         names.append(name)
         return find(name)
 
-    monkeypatch.setattr(backend, "find", noted)
+    monkeypatch.setattr(discovery, "find", noted)
     return names
 
 
@@ -36,7 +36,7 @@ def test_each_form_has_the_engines_that_say_so_good() -> None:
 def test_what_they_said_is_remembered_good(tmp_path: Path, asked: list[str]) -> None:
     cache = tmp_path / "new" / "engines.json"
     assert serving(cache) == OURS
-    assert asked == list(backend.installed())
+    assert asked == list(discovery.installed())
     asked.clear()
     assert serving(cache) == OURS
     assert asked == []
@@ -72,7 +72,7 @@ def test_an_engine_that_can_t_be_imported_serves_nothing_and_is_not_remembered_b
         raise UnknownBackend(f"backend: {name!r} can't be imported")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "find", broken)
+        patch.setattr(discovery, "find", broken)
         assert serving(tmp_path / "engines.json") == {}
     assert serving(tmp_path / "engines.json") == OURS
 

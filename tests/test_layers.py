@@ -24,9 +24,9 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "ground": (
-        "backend", "container_client", "engines", "gguf_*", "hf_*", "hardware", "home", "inventory",
-        "inventory_*", "leftovers", "log", "model_files", "model_hub", "model_hub_*", "model_package",
-        "profile", "profile_*", "subscribers", "templates", "waiting", "yaml_*",
+        "backend", "container_client", "discovery", "engines", "gguf_*", "hf_*", "hardware", "home",
+        "inventory", "inventory_*", "leftovers", "log", "model_files", "model_hub", "model_hub_*",
+        "model_package", "profile", "profile_*", "subscribers", "templates", "waiting", "yaml_*",
     ),
     "sse": ("sse",),
     "wire": ("wire", "chunks", "request", "tokens"),

@@ -104,7 +104,7 @@ class Loading(FakeBackend):
 def loading(profile, monkeypatch):
     """A profile whose engine loads for ever, and what is told of the engine as soon as there is one."""
     made = queue.SimpleQueue()
-    monkeypatch.setattr(switching_served.backends, "find", lambda name: Loading)
+    monkeypatch.setattr(switching_served.discovery, "find", lambda name: Loading)
     monkeypatch.setattr(Loading, "made", made.put, raising=False)
     yield profile, made
     FakeBackend.last.gate.set()  # so that a failing test ends
@@ -120,7 +120,7 @@ def server():
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch, server):
-    monkeypatch.setattr(switching_served.backends, "find", lambda name: FakeBackend)
+    monkeypatch.setattr(switching_served.discovery, "find", lambda name: FakeBackend)
     monkeypatch.setattr(FakeBackend, "url", server.url)
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import backend
+from orchestrator import discovery
 from orchestrator.errors import UnknownBackend
 from orchestrator.source import OPENAI, probe
 from tests.fakes.scripted import Scripted, reply
@@ -45,6 +45,6 @@ def test_connect_asks_an_engine_that_can_not_be_imported_nothing_bad(serve, monk
     def find(name):
         raise UnknownBackend(f"backend: {name!r} can't be imported")
 
-    monkeypatch.setattr(backend, "find", find)
+    monkeypatch.setattr(discovery, "find", find)
     server = serve(answers(v1_models=reply(200, {"data": [{"id": "a"}]})))
     assert probe(server.url).at.dialect is OPENAI

@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orchestrator import backend as backends
-from orchestrator import hardware
+from orchestrator import discovery, hardware
 from orchestrator import source as sources
-from orchestrator.backend import Command, Endpoint, Plan, State
+from orchestrator.backend import Backend, Endpoint, Plan, State
 from orchestrator.bench import machine, server_view
 from orchestrator.bench.arms import Spec
 from orchestrator.bench.exchange import body
@@ -45,14 +44,14 @@ class Target:
         self.endpoint: Endpoint | None = None
         self.load_s: list[float] = []
         self._server: sources.Server | None = None
-        self._engine: Any = None
+        self._engine: Backend | None = None
         self._plan: Plan | None = None
         self._vram: int | None = None
         self._hash: str | None = None
         self._arm: Arm | None = None
         if not spec.is_url:
             profile = spec.profile()
-            self._engine = backends.find(profile.backend)(profile)  # type: ignore[call-arg]
+            self._engine = discovery.find(profile.backend)(profile)
             self._plan = self._engine.plan()
 
     @property
@@ -188,8 +187,8 @@ class Target:
 
     def _ours(self, endpoint: Endpoint) -> dict[str, Any]:
         plan = cast(Plan, self._plan)
-        make = getattr(self._engine, "prepared", None) or getattr(self._engine, "command", None)
-        command = make(plan, urlsplit(endpoint.url).port) if make else Command(plan.binary.argv)
+        assert self._engine is not None
+        command = self._engine.prepared(plan, urlsplit(endpoint.url).port or 0)
         if self._hash is None:
             self._hash = machine.model_hash(plan.model_path)
         return {

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 def backends(incomplete: str) -> list[str]:
     """Return the installed engines that begin so."""
-    from orchestrator.backend import installed
+    from orchestrator.discovery import installed
 
     return _beginning(incomplete, installed())
 

@@ -23,8 +23,8 @@ def convert(
     ] = "vllm-cpu",
 ) -> None:
     """Make the form of a profile's model that another engine reads; it is kept and found from then on."""
-    from orchestrator.backend import find
     from orchestrator.cli import console, loading
+    from orchestrator.discovery import find
     from orchestrator.errors import BackendError
 
     engine: Any = find(backend)

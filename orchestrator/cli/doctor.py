@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.cli import options
 
@@ -42,8 +42,8 @@ def _engines() -> list[Engine]:
     """Look for the program of every installed backend that runs one."""
     from dataclasses import replace
 
-    from orchestrator.backend import find, installed
     from orchestrator.cli import console
+    from orchestrator.discovery import find, installed
     from orchestrator.doctor import Engine, look_at
     from orchestrator.errors import BackendError
 
@@ -53,9 +53,7 @@ def _engines() -> list[Engine]:
         if sys.stderr.isatty():  # each may take its time
             console.err(f"looking at {name}")
         try:
-            backend: Any = find(name)
-            if not hasattr(backend, "locate"):
-                continue
+            backend = find(name)
             binary = backend.locate(os.environ)
             if backend.lists_devices:
                 variables = getattr(getattr(backend, "program", None), "variables", ())

@@ -26,8 +26,8 @@ def engines(context: typer.Context, as_json: options.Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from orchestrator import engines as environments
-    from orchestrator.backend import installed
     from orchestrator.cli import console, documents
+    from orchestrator.discovery import installed
 
     found = [_look(name) for name in installed()]
     if as_json:
@@ -63,11 +63,11 @@ def install(
     """Install an engine into an environment of its own; done again, it finishes what was begun."""
     from orchestrator import engines as environments
     from orchestrator import hardware
-    from orchestrator.backend import find
     from orchestrator.cli import console
+    from orchestrator.discovery import find
     from orchestrator.errors import BackendError
 
-    recipe: Any = getattr(find(name), "recipe", None)
+    recipe = find(name).recipe
     if recipe is None:
         raise BackendError(
             f"engines: {name} can't be installed from here", advice="install it as its makers say"
@@ -87,23 +87,22 @@ def install(
 def _look(name: str) -> documents.FoundEngine:
     """Look for one engine; what keeps it from being used is told, not raised."""
     from orchestrator import engines as environments
-    from orchestrator.backend import find
     from orchestrator.cli import documents
+    from orchestrator.discovery import find
     from orchestrator.errors import BackendError
 
     facts: dict[str, Any] = {"version": None, "devices": [], "source": None, "argv": []}
     problem = advice = recipe = None
     try:
-        engine: Any = find(name)
-        recipe = getattr(engine, "recipe", None)
-        if hasattr(engine, "locate"):
-            binary = engine.locate(os.environ)
-            facts = {
-                "argv": list(binary.argv),
-                "source": binary.source,
-                "version": engine.version_of(binary, os.environ),
-                "devices": sorted(engine.drives(binary, os.environ)),
-            }
+        engine = find(name)
+        recipe = engine.recipe
+        binary = engine.locate(os.environ)
+        facts = {
+            "argv": list(binary.argv),
+            "source": binary.source,
+            "version": engine.version_of(binary, os.environ),
+            "devices": sorted(engine.drives(binary, os.environ)),
+        }
     except BackendError as error:
         problem, advice = error.message, error.advice
     return documents.FoundEngine(

@@ -52,6 +52,6 @@ def make_backend(profile: Profile, *, instance: str | None = None) -> Backend:
         UnknownBackend: no installed package offers it.
 
     """
-    from orchestrator.backend import find
+    from orchestrator.discovery import find
 
-    return find(profile.backend)(profile, instance=instance)  # type: ignore[call-arg]  # not in the protocol
+    return find(profile.backend)(profile, instance=instance)

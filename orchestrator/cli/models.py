@@ -74,7 +74,7 @@ def models(
 
 def _check(engine: str | None) -> None:
     """Refuse an engine that is not installed; a family's name is one too."""
-    from orchestrator.backend import family, installed
+    from orchestrator.discovery import family, installed
 
     names = sorted({*installed(), *map(family, installed())})
     if engine is not None and engine not in names:

@@ -32,23 +32,22 @@ def plan(
     """Show what would be started: program, arguments, environment, context, device. Starts nothing."""
     from orchestrator.cli import console, loading, memory
 
-    engine: Any = loading.make_backend(loading.load_all([profile], sets, backend)[0])
+    engine = loading.make_backend(loading.load_all([profile], sets, backend)[0])
     decided = engine.plan()
     command = engine.prepared(decided, PORT)
     decided = replace(decided, memory=memory.exact(decided, command))
-    found = _document(decided, command, getattr(engine, "key_variable", None))
+    found = _document(decided, command, engine.key_variable)
     if as_json:
         console.document(found)
     else:
         console.out(_text(found))
 
 
-def _document(plan: Plan, command: Command, key_variable: str | None) -> documents.Plan:
+def _document(plan: Plan, command: Command, key_variable: str) -> documents.Plan:
     from orchestrator.cli import documents
 
     given = {name: _hidden(name, value) for name, value in command.env.items()}
-    if key_variable:
-        given[key_variable] = FRESH_KEY
+    given[key_variable] = FRESH_KEY
     profile = plan.profile.model_dump(mode="json", exclude_none=True)
     profile["env"] = {name: _hidden(name, value) for name, value in profile.get("env", {}).items()}
     return documents.Plan(

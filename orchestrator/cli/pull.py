@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def _of_profile(path: str, sets: list[str] | None, backend: str | None) -> list[
     for text in {model.gguf, model.hf, model.mmproj}:
         if text is not None and model_hub.is_reference(text):
             model_hub.refresh(text)
-    engine: Any = loading.make_backend(wish)
+    engine = loading.make_backend(wish)
     finds: list[Callable[[], Path]] = [lambda: engine.find_model(wish, os.environ)[0]]
     if model.mmproj:
         finds.append(lambda: model_files.projector(model, directory=wish.directory))  # type: ignore[arg-type,return-value]

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.backend import installed
 from orchestrator.cli import documents, faults, main
+from orchestrator.discovery import installed
 from orchestrator.errors import ExitedEarly, Incomparable, OrchestratorError, RequestError
 from tests.cli.conftest import Cli, Start, Write
 
