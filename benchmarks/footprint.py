@@ -54,14 +54,16 @@ def main() -> None:
             stderr=subprocess.DEVNULL,
             text=True,
         ) as up:
-            assert up.stdout
-            print(up.stdout.readline().split()[0])
-            process = psutil.Process(up.pid)
-            (guardian,) = process.children()
-            for name, one in (("up, without the engine", process), ("guardian", guardian)):
-                memory = one.memory_full_info()
-                print(f"{name:34} RSS {memory.rss / 1e6:.1f} MB, of its own {memory.uss / 1e6:.1f} MB")
-            up.terminate()
+            try:
+                assert up.stdout
+                print(up.stdout.readline().split()[0])
+                process = psutil.Process(up.pid)
+                (guardian,) = process.children()
+                for name, one in (("up, without the engine", process), ("guardian", guardian)):
+                    memory = one.memory_full_info()
+                    print(f"{name:34} RSS {memory.rss / 1e6:.1f} MB, of its own {memory.uss / 1e6:.1f} MB")
+            finally:  # else leaving the block waits for it for ever
+                up.terminate()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,8 +24,9 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bare_engine import bare_engine  # noqa: E402
+
 from backends.llama_server import LlamaServer  # noqa: E402
-from backends.process import free_port  # noqa: E402
 from orchestrator.profile import ModelSpec, Profile  # noqa: E402
 
 GOAL = 0.7  # seconds
@@ -71,18 +71,8 @@ def profile_of(options: argparse.Namespace, folder: Path) -> Profile:
 
 def bare(backend: LlamaServer, client: httpx.Client) -> float:
     """Return the seconds from starting the same command by itself to its first token."""
-    plan, port = backend.plan(), free_port()
-    command = backend.prepared(plan, port)
-    env = {**command.environ(os.environ), backend.key_variable: "bare"}
-    began = time.perf_counter()
-    process = subprocess.Popen(command.argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not token(client, f"http://127.0.0.1:{port}", "bare", plan.model_id):
-            time.sleep(EVERY)
-        return time.perf_counter() - began
-    finally:
-        process.kill()
-        process.wait()
+    with bare_engine(backend, lambda url, model: token(client, url, "bare", model), key="bare") as took:
+        return took
 
 
 def recovered(profile: Profile, client: httpx.Client) -> float:

@@ -30,7 +30,8 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backends.process import free_port  # noqa: E402
+from bare_engine import bare_engine  # noqa: E402
+
 from orchestrator import profile as profiles  # noqa: E402
 from orchestrator.cli import services  # noqa: E402
 from orchestrator.discovery import find  # noqa: E402
@@ -64,30 +65,20 @@ def client(url: str, over: threading.Event, waits: list[float]) -> tuple[int, in
 
 def bare(name: str, overrides: list[str]) -> float:
     """Return the seconds until the bare engine has answered one token."""
-    profile = profiles.load(PROFILE, backend=name, overrides=overrides)
-    engine: Any = find(name)(profile)  # type: ignore[call-arg]
-    plan, port = engine.plan(), free_port()
-    command = engine.prepared(plan, port)
-    began = time.perf_counter()
-    with subprocess.Popen(
-        command.argv,
-        env=command.environ(os.environ),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as server:
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}{engine.health_path}", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.01)
-        asked = {"model": plan.model_id, "prompt": "a", "max_tokens": 1}
-        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60).raise_for_status()
-        took = time.perf_counter() - began
-        os.killpg(server.pid, signal.SIGTERM)
-    return took
+    engine: Any = find(name)(profiles.load(PROFILE, backend=name, overrides=overrides))
+
+    def answers(url: str, model: str) -> bool:
+        try:
+            if httpx.get(f"{url}{engine.health_path}", timeout=5).status_code != 200:
+                return False
+        except httpx.HTTPError:
+            return False
+        asked = {"model": model, "prompt": "a", "max_tokens": 1}
+        httpx.post(f"{url}/v1/completions", json=asked, timeout=60).raise_for_status()
+        return True
+
+    with bare_engine(engine, answers) as took:
+        return took
 
 
 def switch(name: str, beside: bool | None) -> dict[str, Any]:

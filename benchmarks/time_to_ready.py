@@ -13,42 +13,34 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from bare_engine import bare_engine
+
 from backends.llama_server import LlamaServer
-from backends.process import free_port
 from orchestrator import profile as profiles
 
 ROOT = Path(__file__).parent.parent
 
 
+def healthy(url: str, model: str) -> bool:
+    """Say whether the server's health is 200."""
+    del model
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
 def bare(profile: profiles.Profile) -> float:
     """Return the seconds until the bare server's health is 200."""
-    engine = LlamaServer(profile)
-    port = free_port()
-    plan = engine.plan()
-    command = engine.prepared(plan, port)
-    began = time.perf_counter()
-    with subprocess.Popen(
-        command.argv,
-        env=command.environ(os.environ),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as server:
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.01)
-        took = time.perf_counter() - began
-        server.terminate()
-    return took
+    with bare_engine(LlamaServer(profile), healthy) as took:
+        return took
 
 
 def ours(profile: profiles.Profile) -> float:
