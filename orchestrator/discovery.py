@@ -15,6 +15,13 @@ from orchestrator.errors import UnknownBackend
 
 ENTRY_POINT_GROUP = "orchestrator.backends"
 
+# of a backend's class; `profile` is of its instances
+_ASKED = tuple(
+    name
+    for name in (*Backend.__annotations__, *vars(Backend))
+    if not name.startswith("_") and name != "profile"
+)
+
 
 @functools.cache
 def _registered() -> Mapping[str, EntryPoint]:
@@ -35,7 +42,8 @@ def _families() -> Mapping[str, str]:
     for point in _registered().values():
         family = point.name.rpartition("-")[0]
         if family:
-            groups.setdefault((point.module, family), set()).add(point.name)
+            module = point.value.partition(":")[0].strip()  # `point.module` raises where it is malformed
+            groups.setdefault((module, family), set()).add(point.name)
     return {name: family for (_, family), names in groups.items() if len(names) > 1 for name in names}
 
 
@@ -52,17 +60,22 @@ def find(name: str) -> type[Backend]:
     """Return the backend class registered under `name`.
 
     Raises:
-        UnknownBackend: there is none, or its package can't be imported.
+        UnknownBackend: there is none, its package can't be imported, or what that has is no backend.
 
     """
     point = entry_point(name)
     try:
         loaded: type[Backend] = point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module of a stranger may raise anything
         raise UnknownBackend(
-            f"backend: {name!r} ({point.value}) can't be imported: {error}",
+            f"backend: {name!r} ({point.value}) can't be imported: {error or type(error).__name__}",
             advice="reinstall the package that brings it",
         ) from error
+    if lacking := [each for each in _ASKED if not hasattr(loaded, each)]:
+        raise UnknownBackend(
+            f"backend: {name!r} ({point.value}) is no backend: it lacks {', '.join(lacking)}",
+            advice="update the package that brings it",
+        )
     return loaded
 
 

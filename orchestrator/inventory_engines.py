@@ -87,7 +87,7 @@ def _holds(told: _Known, point: EntryPoint) -> bool:
         return False
     try:
         spec = importlib.util.find_spec(point.module)
-    except (ImportError, ValueError):
+    except Exception:  # the package of a stranger may raise anything
         return False
     return (
         spec is not None
@@ -109,6 +109,10 @@ def _save(cache: Path, engines: dict[str, _Known]) -> None:
     with contextlib.suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(_File(_FORMAT, engines)))
-        Path(temporary).replace(cache)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(_File(_FORMAT, engines)))
+            Path(temporary).replace(cache)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise

@@ -173,6 +173,32 @@ def test_names_alone_make_no_family_of_two_modules_bad(stranger: Stranger) -> No
     assert "llama: is not a known key" in done.stderr
 
 
+def test_packages_that_bring_no_engine_harm_no_other_ugly(stranger: Stranger) -> None:
+    """One can't be read, one raises what no import should, one is a module, one is of an older version."""
+    packages = stranger.root / "site-packages"
+    (packages / "raises").mkdir()
+    (packages / "raises" / "__init__.py").write_text("raise TypeError('of another Python')\n")
+    (packages / "old.py").write_text("class Old:\n    name = 'toy-old'\n")
+    stranger.register(
+        *("toy-odd = not a value!", "toy-raises = raises.engine:Toy", "toy-module = json"),
+        *("toy-old = old:Old", "toy = toy_backend:Toy"),
+    )
+    done = stranger.run("engines", "--json")
+    assert done.returncode == 0, done.stderr
+    told = {each["name"]: each["problem"] for each in json.loads(done.stdout)["engines"]}
+    assert told["toy"] is None
+    assert "(not a value!) can't be imported" in told["toy-odd"]
+    assert "can't be imported: of another Python" in told["toy-raises"]
+    assert "is no backend: it lacks name, dialect, " in told["toy-module"]
+    assert "is no backend: it lacks dialect, " in told["toy-old"]
+    stranger.environ["XDG_CACHE_HOME"] = str(stranger.root / "cache")
+    for _ in range(2):  # asked, and remembered
+        done = stranger.run("models", str(stranger.root), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["models"][0]["engines"] == ["llama-server", "toy"]
+    assert stranger.run("plan", str(stranger.profile)).returncode == 0
+
+
 def test_its_options_reach_its_command_line_good(stranger: Stranger) -> None:
     done = stranger.run("plan", str(stranger.profile), "--json")
     assert done.returncode == 0, done.stderr

@@ -90,3 +90,7 @@ def test_a_broken_memory_is_ignored_and_mended_ugly(tmp_path: Path, asked: list[
 def test_a_memory_that_can_t_be_written_is_no_fault_ugly(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert serving(tmp_path / "file" / "engines.json") == OURS
+    taken = tmp_path / "folder" / "engines.json"
+    taken.mkdir(parents=True)
+    assert serving(taken) == OURS
+    assert list(taken.parent.iterdir()) == [taken]  # and nothing half-written is left
