@@ -117,7 +117,7 @@ class Comparing:
                 raise
             fault = error
         self._void_incomplete()
-        refused = faults_of(fault) if fault is not None and not complete else ()
+        refused = faults_of(fault) if fault is not None and not (complete or interrupted) else ()
         found = self._conclude(seed, began, where, tested, together, interrupted, refused)
         if fault is not None:
             fault.measured = found
@@ -268,10 +268,11 @@ class Comparing:
 
     def _void_incomplete(self) -> None:
         """At an early end: a pair of which a round is missing does not count."""
-        width = len(self.targets)
-        last = self.rounds[-1].pair if self.rounds else 0
-        mine = [each for each in self.rounds if each.pair == last and not each.void]
-        if 0 < len(mine) < width:
+        if not self.rounds:
+            return
+        last = self.rounds[-1]
+        mine = [each for each in self.rounds if (each.pair, each.attempt) == (last.pair, last.attempt)]
+        if len(mine) < len(self.targets):
             self.rounds[-len(mine) :] = decide.voided(mine, "interrupted before its pair was complete")
 
     # -- the answer -----------------------------------------------------------------------------------

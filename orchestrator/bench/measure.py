@@ -113,7 +113,7 @@ async def _measure(
         if not any(rounds for _, rounds in found):
             raise
         fault = error
-    refused = faults_of(fault) if fault is not None and not complete else ()
+    refused = faults_of(fault) if fault is not None and not (complete or interrupted) else ()
     measured = Measurement(
         version=machine.installed("inference-orchestrator") or "unknown",
         started_at=began,

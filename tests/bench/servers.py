@@ -63,10 +63,10 @@ class Habits:
     remembers: bool = False
 
 
-def engine(habits: Habits | None = None) -> Scripted:
-    """Start one; the caller closes it."""
+def engine(habits: Habits | None = None, port: int = 0) -> Scripted:
+    """Start one, at a free port by default; the caller closes it."""
     script = _Script(habits or Habits())
-    script.server = Scripted(script)
+    script.server = Scripted(script, port)
     return script.server
 
 

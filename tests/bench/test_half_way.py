@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,9 +16,10 @@ from orchestrator.bench.comparing import ELSEWHERE
 from orchestrator.bench.history import History, Report
 from orchestrator.bench.html import page
 from orchestrator.bench.session import Step
+from orchestrator.bench.target import Target
 from orchestrator.bench.values import Comparison, Measurement, Workload
 from orchestrator.cli import report
-from orchestrator.errors import BackendError, Incomparable, OrchestratorError, Unreachable
+from orchestrator.errors import BackendError, Incomparable, OrchestratorError, StopFailed, Unreachable
 from tests.bench import reports
 from tests.bench.conftest import Write, made_round
 from tests.bench.servers import Habits, engine
@@ -88,11 +90,76 @@ def test_a_server_that_is_gone_is_not_asked_again_and_again_bad() -> None:
 
 def test_a_server_that_comes_back_is_measured_on_good() -> None:
     """One round without a connection is an accident, and its pair is repeated."""
-    steps: list[str] = []
-    with closing(engine()) as a, closing(engine(Habits(fail_at=4))) as b:
-        found = compared(a.url, b.url, margin=0.9, progress=lambda step: steps.append(step.text))
+    with closing(engine()) as a, ExitStack() as stack:
+        b = stack.enter_context(closing(engine()))
+        name = f"127.0.0.1:{b.port}"
+        away: list[bool] = []
+
+        def tell(step: Step) -> None:
+            if step.text == f"pair 4 of 6: {name}" and not away:
+                away.append(True)
+                stack.close()
+            elif step.text == f"pair 4 of 6: {name} done" and away == [True]:
+                away.append(False)
+                stack.enter_context(closing(engine(port=b.port)))
+
+        found = compared(a.url, b.url, margin=0.9, progress=tell)
     assert not found.refused
     assert found.decisions[0].pairs == 6
+    (lost,) = [each for each in found.rounds if each.void and each.void != (ELSEWHERE,)]
+    assert lost.arm == name
+    assert all("no connection" in (each.error or "") for each in lost.samples)
+
+
+def test_of_a_pair_that_was_cut_short_no_round_counts_bad() -> None:
+    """Of three rounds the second was void already, and the third was not begun."""
+    begun: list[str] = []
+
+    def tell(step: Step) -> None:
+        begun.extend([step.text] if step.text.startswith("pair 3") and "done" not in step.text else [])
+        if len(begun) == 3:
+            raise asyncio.CancelledError  # as by Ctrl-C
+
+    with (
+        closing(engine()) as a,
+        closing(engine(Habits(fail_at=1 + 3))) as b,  # the first one is the warm-up
+        closing(engine()) as c,
+    ):
+        found = compared(a.url, b.url, c.url, pairs=7, progress=tell)
+    assert [each.number for each in found.rounds] == sorted({each.number for each in found.rounds})
+    last = [each for each in found.rounds if each.pair == 2]
+    assert {each.arm for each in last} == {f"127.0.0.1:{server.port}" for server in (a, b)}
+    assert all(each.void for each in last)
+    assert any("told to fail" in reason for each in last for reason in each.void)
+
+
+@pytest.mark.parametrize("which", ["bench", "compare"])
+def test_a_stop_that_fails_after_an_interruption_refuses_nothing_ugly(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """It did not choose which rounds are left: somebody's Ctrl-C did."""
+
+    def stop(target: Target) -> None:
+        target.endpoint = None
+        raise StopFailed("stop: something is left", survivors=[1])
+
+    def tell(step: Step) -> None:
+        if step.text.startswith(("pair 3", "test: round 3")):
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(Target, "stop", stop)
+
+    def measured(*urls: str) -> None:
+        if which == "bench":
+            measure(urls[0], [LOAD], rounds=6, limits=PATIENT, progress=tell)
+        else:
+            compared(*urls, progress=tell)
+
+    with closing(engine()) as a, closing(engine()) as b, pytest.raises(StopFailed) as caught:
+        measured(a.url, b.url)
+    found = caught.value.measured
+    assert found.interrupted
+    assert found.refused == ()
 
 
 def test_a_refusal_before_the_first_round_has_nothing_to_keep_good() -> None:

@@ -59,12 +59,12 @@ class Scripted:
 
     """
 
-    def __init__(self, script):
+    def __init__(self, script, port=0):
         self.script = script
         self.requests = []
         self.gone = threading.Event()
         self.reached = threading.Event()
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._open = []
