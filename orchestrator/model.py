@@ -222,11 +222,13 @@ class TextModel(_Model):
         if self._inherited:
             return
         self._end_calls()
-        self._source.stop()
-        with self._lock:
-            self._closed = True
-        if self._http is not None:
-            self._http.close()
+        try:
+            self._source.stop()
+        finally:
+            with self._lock:
+                self._closed = True
+            if self._http is not None:
+                self._http.close()
 
     def __enter__(self) -> Self:
         return self

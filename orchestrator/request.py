@@ -151,7 +151,10 @@ def _body(endpoint: Endpoint, content: dict[str, Any], options: Options, *, chat
                 advice=f"it offers: {', '.join(sorted(dialect.fields))}",
             )
         if name in dialect.chat_only and not chat:
-            raise RequestError(f"request: {name} is an option of chat with {dialect.name}, not of generate")
+            raise RequestError(
+                f"request: {name} is an option of chat with {dialect.name}, not of generate",
+                advice="ask in a chat, or leave it out",
+            )
         if name == "max_tokens" and isinstance(value, int) and value < 1:  # llama-server answers 0 with one
             raise RequestError(
                 f"request: max_tokens must be at least 1, not {value}",

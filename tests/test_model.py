@@ -25,6 +25,7 @@ from orchestrator.errors import (
     RequestError,
     Stalled,
     StartTimeout,
+    StopFailed,
     StreamInterrupted,
     Unreachable,
 )
@@ -865,6 +866,27 @@ def test_a_closed_model_says_so_bad(shell, serve, used):
 
     shell.run(Source(server.url), work)
     assert len(server.requests) == used
+
+
+def test_a_model_is_closed_though_its_engine_did_not_stop_bad(shell, serve):
+    left = [1]
+
+    class Stuck(Source):
+        def stop(self):
+            if left:
+                raise StopFailed("stop: something is left", survivors=[left.pop()])
+
+    server = serve(HEAD, chunked(text("ok")), END)
+
+    def work(drive):
+        drive.text(drive.model.generate("x"))
+        with pytest.raises(StopFailed):
+            drive.close_model()
+        with pytest.raises(RequestError, match="the model is closed"):
+            drive.text(drive.model.generate("x"))
+
+    shell.run(Stuck(server.url), work)
+    assert len(server.requests) == 1
 
 
 def test_empty_batch_good(shell):

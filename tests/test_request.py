@@ -75,8 +75,9 @@ def test_unknown_option_is_refused_with_a_guess_bad():
 
 @pytest.mark.parametrize("options", [{"reasoning": True}, {"tools": []}])
 def test_chat_options_are_refused_for_completions_bad(options):
-    with pytest.raises(RequestError, match="option of chat"):
+    with pytest.raises(RequestError, match="option of chat") as caught:
         completion_body(AT, "hi", options)
+    assert caught.value.advice == "ask in a chat, or leave it out"
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(0, 1), (1, 1), (5, 5), (True, 1)])
