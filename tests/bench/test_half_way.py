@@ -238,7 +238,10 @@ def test_no_history_is_heeded_half_way_too_good(fake: Write, own_home: Path) -> 
 # -- in words ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [reports.comparison(), reports.comparison(pairs=2, all_void=True)])
+@pytest.mark.parametrize(
+    "made",
+    [reports.comparison(), reports.comparison(pairs=2, all_void=True), reports.comparison(control=True)],
+)
 def test_a_refused_comparison_is_never_an_answer_good(made: Comparison) -> None:
     found = msgspec.structs.replace(made, refused=("b broke down <often>",), interrupted=True)
     shown = page(found).partition("</style>")[2]
@@ -246,6 +249,7 @@ def test_a_refused_comparison_is_never_an_answer_good(made: Comparison) -> None:
         assert "is faster than" not in said
         assert "equivalent" not in said
         assert "inconclusive" not in said
+        assert "A control: " not in said
         assert "(refused)" in said or ">refused<" in said
     assert "Refused before its end: no verdict on" in shown
     assert "b broke down" in text.markdown(found)

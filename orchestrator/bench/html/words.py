@@ -85,7 +85,7 @@ def _measured(report: Measurement) -> Verdict:
 def _compared(report: Comparison) -> Verdict:
     first = report.decisions[0]
     reasons = [_because(each, report) for each in report.decisions]
-    if report.design.control:
+    if report.design.control and not report.refused:
         reasons.insert(0, _control(first))
     if report.refused:
         reasons = [*report.refused, *reasons]
