@@ -69,7 +69,7 @@ class Cache:
         whole = {**kept, **self._new}
         if whole == self._old:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeError):  # a path need not be text
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
             try:

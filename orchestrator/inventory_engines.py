@@ -106,7 +106,7 @@ def _stamp(path: str) -> Stamp | None:
 
 def _save(cache: Path, engines: dict[str, _Known]) -> None:
     """Write it as a whole; a cache that can't be written is no fault."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # a path need not be text
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
         try:

@@ -102,7 +102,13 @@ def document(value: Any) -> None:
     """Write one JSON document to stdout."""
     import msgspec
 
-    out(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    except UnicodeEncodeError:  # a file's name need not be text; its bytes become escapes
+        import json
+
+        text = json.dumps(msgspec.to_builtins(value), indent=2)
+    out(text)
 
 
 def printable(text: str) -> str:

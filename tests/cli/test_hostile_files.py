@@ -58,6 +58,20 @@ def test_a_listing_of_strangers_files_is_plain_lines_ugly(cli: Cli, hostile: Pat
     assert sum("not a regular file" in line for line in faults) == 4
 
 
+def test_a_name_that_is_not_text_hides_no_model_ugly(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    names = [b"plain.gguf", b"od\xffd.gguf"]
+    for name in names:
+        (folder / os.fsdecode(name)).write_bytes(gguf_bytes())
+    for _ in range(2):  # the second time with what is remembered
+        assert cli("models", str(folder)).returncode == 0
+        done = cli("models", str(folder), "--json")
+        assert done.returncode == 0, done.stderr
+        found = [os.fsencode(Path(each["path"]).name) for each in json.loads(done.stdout)["models"]]
+        assert sorted(found) == sorted(names)
+
+
 @pytest.mark.parametrize("name", ["pipe.gguf", "one", "two", "self.gguf", "huge.gguf", "cut\x1b[31m.gguf"])
 def test_a_plan_of_what_is_no_model_ends_at_once_bad(
     cli: Cli, hostile: Path, tmp_path: Path, name: str
