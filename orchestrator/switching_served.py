@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -168,13 +167,24 @@ class Served:
 
     def _stop_all(self, grace: float | None) -> None:
         engines = self._all()
-        if len(engines) == 1:  # no thread of ours: an interpreter that is about to end gives none
-            engines[0].backend.stop(grace)
-            return
-        with ThreadPoolExecutor(len(engines), thread_name_prefix="stop") as pool:
-            stops = [pool.submit(engine.backend.stop, grace) for engine in engines]
-        for stop in stops:
-            stop.result()
+        faults: list[Exception] = []
+
+        def stop(engine: Engine) -> None:
+            try:
+                engine.backend.stop(grace)
+            except Exception as fault:  # raised below, when the others have ended too
+                faults.append(fault)
+
+        # no pool: an interpreter that is about to end lets none begin anything
+        beside = [threading.Thread(target=stop, args=(engine,), name="stop") for engine in engines[1:]]
+        for thread in beside:
+            thread.start()
+        for engine in engines[:1]:
+            stop(engine)
+        for thread in beside:
+            thread.join()
+        if faults:
+            raise faults[0]
 
     # -- waiting ----------------------------------------------------------------------------------------
     def _passes(self, engine: Engine, deadline: float | None) -> bool:

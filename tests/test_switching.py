@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -479,3 +481,33 @@ def test_the_real_engine_is_switched_under_four_streams_good(
         assert model.info.context == 512
     finally:
         engine.stop(0)
+
+
+AT_THE_END = """
+import atexit
+from types import SimpleNamespace
+from orchestrator.switching_served import Served
+
+class Engine:
+    state = "ready"
+
+    def __init__(self, profile, instance):
+        self.profile = profile
+
+    def subscribe(self, callback):
+        return lambda: None
+
+    def stop(self, grace):
+        print("stopped")
+        raise RuntimeError("of an engine")
+
+served = Served(SimpleNamespace(name="p"), make=Engine)
+served._engine(served.profile)  # as during a switch
+atexit.register(served._stop_all, 0)
+"""
+
+
+def test_engines_of_a_switch_are_stopped_though_python_ends_ugly() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True)
+    assert done.stdout.count("stopped") == 2
+    assert "of an engine" in done.stderr
