@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -260,7 +261,8 @@ class SubprocessBackend(Engine):
         plan = await asyncio.to_thread(self._checked_plan)
         while plan.downloads:
             await fetching.fetch(
-                plan.downloads, lambda done, total: self.assembling(done, total, "downloading the model")
+                plan.downloads,
+                functools.partial(self.assembling, doing=f"{plan.downloads[0].doing} the model"),
             )
             plan = await asyncio.to_thread(self._checked_plan)
         planning.tell_reduced(self.life, plan)

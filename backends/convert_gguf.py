@@ -49,7 +49,7 @@ def renamed(name: str) -> str:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write config, weights and tokenizer into an existing folder."""
+    """Write config, weights and tokenizer into a new folder."""
     import gguf
     import torch
     from safetensors.torch import save_file
@@ -63,7 +63,7 @@ def convert(source: Path, target: Path) -> None:
     architecture = given("general.architecture")
     if architecture != ARCHITECTURE:
         sys.exit(f"only {ARCHITECTURE} is converted, this is {architecture}")
-    weights = {}
+    weights, done = {}, 0
     for tensor in reader.tensors:
         values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()).float()
         if tensor.name.endswith("norm.weight"):
@@ -71,6 +71,9 @@ def convert(source: Path, target: Path) -> None:
         # GGUF names the lengths of a tensor from the fastest to the slowest
         shape = [int(length) for length in reversed(tensor.shape)]
         weights[renamed(tensor.name)] = values.reshape(shape).to(torch.bfloat16).contiguous()
+        done += values.numel() * torch.bfloat16.itemsize
+        print(f"bytes {done}", flush=True)  # noqa: T201  # for who waits, see `conversion`
+    target.mkdir()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     _config(given, weights).save_pretrained(target)
     _tokenizer(source, target, given("tokenizer.chat_template"))

@@ -7,14 +7,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
-from orchestrator.model_hub import Download
+from orchestrator.backend import Lacking
 
 
 class _CalledOff(Exception):
     """Nobody waits any longer."""
 
 
-async def fetch(wanted: Sequence[Download], progress: Callable[[int, int], None]) -> None:
+async def fetch(wanted: Sequence[Lacking], progress: Callable[[int, int], None]) -> None:
     """Get everything, one after the other; cancelling this leaves what has arrived for the next time.
 
     Args:
@@ -22,7 +22,7 @@ async def fetch(wanted: Sequence[Download], progress: Callable[[int, int], None]
         progress: called on another thread, with bytes done and in total.
 
     Raises:
-        ModelError: it can't be had.
+        OrchestratorError: it can't be had, or made.
 
     """
     loop = asyncio.get_running_loop()

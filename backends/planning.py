@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from backends import containers
-from orchestrator import gguf_header, hardware, model_files, model_hub, templates
-from orchestrator.backend import Plan
+from orchestrator import gguf_header, hardware, model_files, templates
+from orchestrator.backend import Lacking, Plan
 from orchestrator.errors import DoesNotFit, NotFetched, Problem, ProfileError
 from orchestrator.profile import Profile
 
@@ -95,10 +95,10 @@ def _is_reduced(profile: Profile, context: int) -> bool:
 
 
 class _Missing:
-    """What a hub has and this machine has not: planned with, and got by who starts the plan."""
+    """What this machine has not, but can get or make: planned with, and done by who starts the plan."""
 
     def __init__(self) -> None:
-        self.downloads: list[model_hub.Download] = []
+        self.downloads: list[Lacking] = []
         self.notes: list[str] = []
 
     def or_here(self, find: Callable[[], T], otherwise: Callable[[Path], T]) -> T:

@@ -7,16 +7,16 @@ precisions, when llama-server reads the same.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from backends.convert import place, run
+from backends.conversion import Conversion, place
 from orchestrator import gguf_header
 from orchestrator.backend import Binary
-from orchestrator.errors import BinaryMissing, UnsupportedModel
+from orchestrator.errors import BinaryMissing, NotFetched, UnsupportedModel
 
 PROGRAM = "llama-quantize"
+BYTES = {"bf16": 2, "f16": 2, "f32": 4}  # of a weight
 HINT = "take a build of llama.cpp that has it, or put it on PATH"
 
 
@@ -46,14 +46,15 @@ def requantised(
         weights: the form in llama-quantize's words, such as ``bf16``.
         environ: says where the cache is.
         by: returns the program that makes it; asked only when there is something to make.
-        at_once: make it when that was not done yet, instead of saying how.
+        at_once: whether who starts the model shall make it, instead of hearing how.
 
     Raises:
+        NotFetched: it was not made yet; tells what does it.
         UnsupportedModel: it was not made yet.
-        BackendError: making it failed.
 
     """
-    if (gguf_header.read(gguf).quantisation or "").lower() == weights:
+    header = gguf_header.read(gguf)
+    if (header.quantisation or "").lower() == weights:
         return gguf
     target = place(gguf, environ, f"{weights}.gguf")
     if target.is_file():
@@ -64,16 +65,17 @@ def requantised(
             path=gguf,
             advice="orchestrator convert PROFILE --backend llama-server does it, found from then on",
         )
-    return _make(gguf, target, weights, by())
-
-
-def _make(gguf: Path, target: Path, weights: str, program: str) -> Path:
-    """Make a file that appears whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
-        unfinished = Path(folder) / target.name
-        run(
-            [program, "--allow-requantize", str(gguf), str(unfinished), weights.upper()],
-            f"{gguf} could not be made into {weights}",
-        )
-        return unfinished.replace(target)
+    program = by()
+    raise NotFetched(
+        f"model: {gguf.name} will be made into {weights} first",
+        path=target,
+        download=Conversion(
+            gguf,
+            target,
+            weights,
+            header.parameters * BYTES[weights],
+            target,
+            lambda made: (program, "--allow-requantize", str(gguf), str(made), weights.upper()),
+            {},
+        ),
+    )

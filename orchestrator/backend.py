@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orchestrator.hardware import DeviceChoice
     from orchestrator.hardware.fit_advice import Budget
     from orchestrator.hf_model import HfModel
-    from orchestrator.model_hub import Download
     from orchestrator.profile import Profile
 
 
@@ -155,6 +154,25 @@ class Command:
         return {**kept, **self.env}
 
 
+class Lacking(Protocol):
+    """A part of a model that is not here, and can be got from a hub or made."""
+
+    remote: ClassVar[bool]  # it comes from elsewhere, so that it may take hours, or not come
+    doing: ClassVar[str]  # what is done to get it, in one word: ``downloading``
+
+    @property
+    def size(self) -> int:
+        """Bytes that it will add."""
+
+    def fetch(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Get it; harmless when it is here. `progress` hears bytes done and in total; its error stops this.
+
+        Raises:
+            OrchestratorError: it can't be had.
+
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything decided before a process is started.
@@ -177,7 +195,8 @@ class Plan:
         chat_template_path: a template file, None when the profile names a built-in one or none.
         host: the address on which the engine listens: loopback, or all there are in a container of its own.
         notes: what a careful reader should know (warnings, choices made).
-        downloads: what of the model has to be got before it can start; until then nothing of it is known.
+        downloads: what of the model has to be got or made before it can start; until then nothing of it is
+            known.
 
     """
 
@@ -198,7 +217,7 @@ class Plan:
     gpu_layers: int | None = None
     memory: Budget | None = None
     notes: tuple[str, ...] = ()
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[Lacking, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,3 +371,17 @@ class Backend(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Return name, backend, state, pid, engine_pids, url, uptime_s, restarts, memory, stage, error."""
+
+
+def made_plan(engine: Backend) -> Plan:
+    """Return an engine's plan; what of its model can be made on this machine is made first.
+
+    Raises:
+        OrchestratorError: it can't be planned, or made.
+
+    """
+    plan = engine.plan()
+    here = [each for each in plan.downloads if not each.remote]
+    for each in here:
+        each.fetch()
+    return engine.plan() if here else plan

@@ -117,11 +117,11 @@ class UnsupportedModel(ModelError):
 
 
 class NotFetched(ModelError):
-    """The model is on a hub, and not on this machine yet.
+    """The model, or the form of it that is wanted, is not on this machine yet, but can be got or made.
 
     Attributes:
         path: where it will be.
-        download: the `model_hub.Download` that gets it.
+        download: what gets it: a `backend.Lacking`, such as `model_hub.Download`.
 
     """
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from orchestrator.errors import ModelError
 from orchestrator.model_hub_choice import File, Listing
@@ -76,6 +76,9 @@ class Download:
     hub: Hub
     listing: Listing
     files: tuple[File, ...]
+
+    remote: ClassVar[bool] = True
+    doing: ClassVar[str] = "downloading"
 
     @property
     def size(self) -> int:

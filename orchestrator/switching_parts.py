@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from orchestrator.backend import Backend, Endpoint, State
+from orchestrator.backend import Backend, Endpoint, State, made_plan
 from orchestrator.errors import DoesNotFit, SwitchRefused
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def fits_beside(engine: Backend) -> bool:
 
     """
     try:
-        plan = engine.plan()
+        plan = made_plan(engine)
     except DoesNotFit:
         return False  # it may, once the other one is gone
     if plan.downloads:

@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator import discovery, hardware
 from orchestrator import source as sources
-from orchestrator.backend import Backend, Endpoint, Plan, State
+from orchestrator.backend import Backend, Endpoint, Plan, State, made_plan
 from orchestrator.bench import machine, server_view
 from orchestrator.bench.arms import Spec
 from orchestrator.bench.exchange import body
@@ -52,7 +52,7 @@ class Target:
         if not spec.is_url:
             profile = spec.profile()
             self._engine = discovery.find(profile.backend)(profile)
-            self._plan = self._engine.plan()
+            self._plan = made_plan(self._engine)
 
     @property
     def slots(self) -> int | None:

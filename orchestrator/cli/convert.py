@@ -24,6 +24,7 @@ def convert(
 ) -> None:
     """Make the form of a profile's model that another engine reads; it is kept and found from then on."""
     from orchestrator.cli import console, loading
+    from orchestrator.cli.pull import got
     from orchestrator.discovery import find
     from orchestrator.errors import BackendError
 
@@ -34,5 +35,4 @@ def convert(
             advice=f"start it: orchestrator up {profile} --backend {backend}",
         )
     wish = loading.load_all([profile], None, backend)[0]
-    console.err("converting, half a minute for a small model")
-    console.out(str(engine.converted(wish, os.environ)))
+    console.out(str(got(lambda: engine.converted(wish, os.environ))))

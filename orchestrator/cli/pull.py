@@ -35,7 +35,7 @@ def pull(
 
     finds = _named(what) if model_hub.is_reference(what) else _of_profile(what, sets, backend)
     for find in finds:
-        console.out(str(_got(find)))
+        console.out(str(got(find)))
 
 
 def _named(text: str) -> list[Callable[[], Path]]:
@@ -75,8 +75,8 @@ def _of_profile(path: str, sets: list[str] | None, backend: str | None) -> list[
     return finds
 
 
-def _got(find: Callable[[], Path]) -> Path:
-    """Find a part, fetching what is missing of it."""
+def got(find: Callable[[], Path]) -> Path:
+    """Find a part, fetching or making what is missing of it."""
     from orchestrator.errors import NotFetched
 
     while True:
@@ -89,11 +89,11 @@ def _got(find: Callable[[], Path]) -> Path:
 
 @contextlib.contextmanager
 def _shown(missing: NotFetched) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a download has come: a bar on a terminal, else that it has begun."""
+    """Show how far a download or a conversion has come: a bar on a terminal, else that it has begun."""
     from orchestrator.cli import console
 
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        console.err(f"downloading {missing.download}")
+        console.err(f"{missing.download.doing} {missing.download}")
         yield lambda *_: None
         return
     from rich.console import Console

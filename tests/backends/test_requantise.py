@@ -16,6 +16,7 @@ from orchestrator.backend import Binary
 from orchestrator.errors import BackendError, BinaryMissing, ProfileError, UnsupportedModel
 from orchestrator.profile import ModelSpec, Profile, load
 from tests import gguf_files
+from tests.backends.lacking import got, kept
 
 
 def never() -> str:
@@ -47,13 +48,12 @@ COPIES = "shutil.copy(sys.argv[2], sys.argv[3]); assert sys.argv[1::3] == ['--al
 
 def test_it_is_made_once_and_found_again_good(llama: Path, environ: dict[str, str], tmp_path: Path) -> None:
     quantize = program(tmp_path, COPIES)
-    made = requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True)
+    made = got(lambda: requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True))
     assert made.read_bytes() == llama.read_bytes()
-    assert [each.name for each in made.parent.iterdir()] == [made.name]
+    assert kept(made.parent) == [made.name]
     assert requantise.requantised(llama, "bf16", environ, by=never, at_once=False) == made
-    other = requantise.requantised(
-        llama, "f16", environ, by=lambda: program(tmp_path, COPIES.replace("BF16", "F16")), at_once=True
-    )
+    to_f16 = program(tmp_path, COPIES.replace("BF16", "F16"))
+    other = got(lambda: requantise.requantised(llama, "f16", environ, by=lambda: to_f16, at_once=True))
     assert other != made
 
 
@@ -72,9 +72,9 @@ def test_what_is_large_is_made_when_asked_for_bad(llama: Path, environ: dict[str
 def test_a_failure_leaves_nothing_bad(llama: Path, environ: dict[str, str], tmp_path: Path) -> None:
     quantize = program(tmp_path, "sys.exit('disk on fire')")
     with pytest.raises(BackendError, match="could not be made into bf16") as raised:
-        requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True)
+        got(lambda: requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True))
     assert "disk on fire" in "\n".join(raised.value.log_tail)
-    assert list((tmp_path / "cache" / "orchestrator" / "models").iterdir()) == []
+    assert kept(tmp_path / "cache" / "orchestrator" / "models") == []
 
 
 def test_a_tool_that_is_killed_is_told_as_such_ugly(
@@ -82,7 +82,7 @@ def test_a_tool_that_is_killed_is_told_as_such_ugly(
 ) -> None:
     quantize = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(BackendError, match="into bf16: killed by SIGKILL"):
-        requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True)
+        got(lambda: requantise.requantised(llama, "bf16", environ, by=lambda: quantize, at_once=True))
 
 
 def test_the_tool_is_beside_the_server_or_on_path_good(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_profile_asks_for_it_good(llama: Path, environ: dict[str, str], tmp_pa
     with pytest.raises(UnsupportedModel, match="was not made"):
         plan(weights="bf16")
     profile = Profile(name="x", model=ModelSpec(gguf=str(llama)), backend="llama-server")
-    made = LlamaServer.converted(profile, environ)
+    made = got(lambda: LlamaServer.converted(profile, environ))
     assert plan(weights="bf16") == made
 
 

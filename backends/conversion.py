@@ -1,0 +1,147 @@
+"""`Conversion`: another form of a model that can be made on this machine, once, and is kept in the cache.
+
+A plan names it among what is lacking, as it names what a hub has; who starts the plan makes it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from backends import tied
+from orchestrator.errors import BackendError, describe_exit
+from orchestrator.model_files import default_cache
+
+EVERY = 0.2  # seconds between two looks at how far it has come
+TAIL_LINES = 20
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and in total; what it raises calls the work off."""
+
+
+def place(gguf: Path, environ: Mapping[str, str], form: str) -> Path:
+    """Return where another form of a file is kept; another file of the same name has another place."""
+    stat = gguf.stat()
+    identity = f"{gguf.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()
+    return default_cache(environ) / f"{gguf.stem}-{hashlib.sha256(identity).hexdigest()[:12]}-{form}"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The making of another form of a model.
+
+    Attributes:
+        gguf: the model's file, the first of its shards.
+        target: the file or folder to be made; it appears whole or not at all.
+        form: in words.
+        size: bytes that it will have, about.
+        whole: what is there only once `target` is whole: itself, or a file in it.
+        argv: the program that makes it, given where to put it; it may tell how far it is in lines such as
+            ``bytes 4096``.
+        env: variables that the program needs.
+
+    """
+
+    gguf: Path
+    target: Path
+    form: str
+    size: int
+    whole: Path
+    argv: Callable[[Path], tuple[str, ...]]
+    env: Mapping[str, str]
+
+    remote: ClassVar[bool] = False
+    doing: ClassVar[str] = "converting"
+
+    def __str__(self) -> str:
+        """Return what is made of what."""
+        return f"{self.gguf.name} to {self.form}, {self.size / (1 << 20):.0f} MiB"
+
+    def fetch(self, progress: Progress | None = None) -> None:
+        """Make it; harmless when it is there, and when several processes want it at once.
+
+        Raises:
+            BackendError: it failed; the program's last lines are in the log tail.
+
+        """
+        tell: Progress = progress or (lambda *_: None)
+        folder, name = self.target.parent, self.target.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._alone(tell):
+            if self.whole.is_file():
+                return
+            unfinished = f".converting-{name}-"
+            for left in [each for each in folder.iterdir() if each.name.startswith(unfinished)]:
+                shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed, or we had no lock
+            with tempfile.TemporaryDirectory(dir=folder, prefix=unfinished) as work:
+                made = Path(work) / name
+                self._run(made, tell)
+                shutil.rmtree(self.target, ignore_errors=True)
+                made.replace(self.target)
+
+    @contextlib.contextmanager
+    def _alone(self, tell: Progress) -> Iterator[None]:
+        """Wait until nobody else makes the same; the kernel lets go of the lock however its owner ends."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.target.parent / f".{self.target.name}.lock")
+        while True:
+            try:
+                lock.acquire(timeout=EVERY)
+                break
+            except Timeout:
+                tell(0, self.size)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _run(self, made: Path, tell: Progress) -> None:
+        argv = (sys.executable, "-I", tied.__file__, str(os.getpid()), *self.argv(made))
+        with (made.parent / "log").open("w+b") as log:
+            child = subprocess.Popen(
+                argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                while True:
+                    tell(min(_told(log) or _size(made), self.size), self.size)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(EVERY)
+                        break
+            finally:
+                child.kill()
+                child.wait()
+            if child.returncode:
+                log.seek(0)
+                said = log.read().decode("utf-8", "replace").split("\n")
+                raise BackendError(
+                    f"convert: {self.gguf} could not be made into {self.form}: "
+                    f"{describe_exit(child.returncode)}",
+                    log_tail=[line for line in said if line.strip()][-TAIL_LINES:],
+                )
+
+
+def _told(log: BinaryIO) -> int:
+    """Return how many bytes the program says are done, 0 when it says nothing of that."""
+    size = os.fstat(log.fileno()).st_size
+    lines = os.pread(log.fileno(), 4096, max(0, size - 4096))
+    found: list[bytes] = re.findall(rb"^bytes (\d{1,18})$", lines, re.MULTILINE)
+    return int(found[-1]) if found else 0
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of the files of a folder; 0 when it is not there."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    with contextlib.suppress(OSError):
+        return sum(each.stat().st_size for each in files)
+    return 0
