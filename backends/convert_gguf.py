@@ -72,7 +72,8 @@ def convert(source: Path, target: Path) -> None:
         shape = [int(length) for length in reversed(tensor.shape)]
         weights[renamed(tensor.name)] = values.reshape(shape).to(torch.bfloat16).contiguous()
         done += values.numel() * torch.bfloat16.itemsize
-        print(f"bytes {done}", flush=True)  # noqa: T201  # for who waits, see `conversion`
+        sys.stdout.write(f"bytes {done}\n")  # for who waits, see `conversion`
+        sys.stdout.flush()
     target.mkdir()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     _config(given, weights).save_pretrained(target)

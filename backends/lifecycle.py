@@ -41,7 +41,9 @@ class _Threads(ThreadPoolExecutor):
         """Run in a thread of the pool, else in one of its own."""
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError:  # Python's pools take nothing more then
+        except RuntimeError as error:
+            if "cannot schedule" not in str(error):  # it says so when pools take nothing more
+                raise
             alone: Future[T] = Future()
             threading.Thread(target=_settle, args=(alone, lambda: fn(*args, **kwargs)), daemon=True).start()
             return alone

@@ -102,7 +102,7 @@ def examine(
     *,
     binaries: Sequence[Engine] | None = None,
     folders: Mapping[str, Path] | None = None,
-    ports: Iterable[int] = (),
+    ports: Mapping[int, str | None] | None = None,
     machine: Machine | None = None,
     limits: Mapping[str, int] | None = None,
     disk_free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
@@ -111,8 +111,9 @@ def examine(
     """Look at everything that has to be right, worst matters first within each subject.
 
     `binaries` are the engines' programs that the caller looked for (None leaves them out), `folders` where
-    state and models go, `ports` those that shall be listened on. `limits` are soft resource limits by name
-    (``nofile``, ``nproc``, ``as``), -1 for none; by default this process's own.
+    state and models go, `ports` those that shall be listened on, with what of ours does so already. `limits`
+    are soft resource limits by name (``nofile``, ``nproc``, ``as``), -1 for none; by default this process's
+    own.
     """
     tree = root if isinstance(root, Tree) else Tree(root)
     environ = os.environ if environ is None else environ
@@ -123,7 +124,7 @@ def examine(
         *_memory(machine, tree, run),
         *_limits(_own_limits() if limits is None else limits),
         *_folders(folders or {}, disk_free),
-        *_ports(ports, port_free or _can_bind),
+        *_ports(ports or {}, port_free or _can_bind),
         *(Finding("info", "reading", problem) for problem in machine.problems),
     ]
 
@@ -263,9 +264,11 @@ def _folders(folders: Mapping[str, Path], disk_free: Callable[[Path], int]) -> I
         yield Finding(level, f"disk {name}", f"{human(free)} free in {there}", command)
 
 
-def _ports(ports: Iterable[int], port_free: Callable[[int], bool]) -> Iterator[Finding]:
-    for port in ports:
-        if port_free(port):
+def _ports(ports: Mapping[int, str | None], port_free: Callable[[int], bool]) -> Iterator[Finding]:
+    for port, ours in ports.items():
+        if ours is not None:
+            yield Finding("ok", f"port {port}", f"serves {ours}")
+        elif port_free(port):
             yield Finding("ok", f"port {port}", "free")
         else:
             yield Finding(

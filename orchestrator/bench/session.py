@@ -6,6 +6,7 @@ What is slow or blocks (counters, logs, parsing) happens between the rounds, nev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import threading
@@ -14,10 +15,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from orchestrator import clients
 from orchestrator.bench import gate, machine, rounds, samples, server_view
-from orchestrator.bench.exchange import Exchange
 from orchestrator.bench.prompts import TEXT, Ask, Entry, Material, asks, read_prompts
 from orchestrator.bench.target import Target
 from orchestrator.bench.values import Client, Round, Sample, SelfTest, Workload
@@ -25,7 +26,8 @@ from orchestrator.bench.workload import WorkloadError
 from orchestrator.errors import Incomparable, RequestError, Unreachable
 
 WARM_UPS = 2  # tries: what fails twice in a row is no accident
-GONE = 2  # rounds in a row of which every connection was refused: a server of others that is no more
+GONE = 10.0  # seconds in which whoever runs a server of others may start it again
+LOOK = 0.1  # seconds between two looks whether it is
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 Answer = TypeVar("Answer")
 
@@ -81,7 +83,7 @@ class Session:
         self._progress = progress or (lambda _: None)
         self._spent: list[float] = []
         self._number = 0
-        self._refusals: dict[str, int] = {}
+        self._refused: dict[str, str] = {}  # arm -> why the last round found no connection
 
     def tell(self, text: str, at: float | None = None) -> None:
         """Tell how far it is; `at` is when the last round's work began."""
@@ -110,6 +112,7 @@ class Session:
         """
         wanted = asks(workload, material, self.seed, key)
         _check_context(target, workload, wanted)
+        await self._until_it_is_back(target)
         if not await asyncio.to_thread(target.is_up):
             return self._lost(target, pair, position, attempt, "the engine is gone")
         endpoint = target.start()
@@ -119,7 +122,8 @@ class Session:
         idle = _Others(target)
         done = await rounds.run(endpoint, workload, wanted, hash((self.seed, pair)) & 0xFFFF)
         others = idle.share()
-        self._see_that_it_is_there(target, done.exchanges)
+        if target.spec.is_url and all(each.connection is None for each in done.exchanges):
+            self._refused[target.spec.name] = str(done.exchanges[0].error)
         found = tuple(samples.sample(each, done.began_ns) for each in done.exchanges)
         client = samples.client(done, found)
         reasons = gate.sample_faults(found, wanted, workload)
@@ -170,21 +174,29 @@ class Session:
             advice="the engine must obey max_tokens and ignore_eos, and read each prompt anew",
         )
 
-    def _see_that_it_is_there(self, target: Target, exchanges: Sequence[Exchange]) -> None:
-        """Give a server of others up that nobody can connect to, round after round; ours have a supervisor.
+    async def _until_it_is_back(self, target: Target) -> None:
+        """Wait for a server of others to which the last round found no connection; ours have a supervisor.
 
         Raises:
             Unreachable: it is gone.
 
         """
         name = target.spec.name
-        lost = target.spec.is_url and all(each.connection is None for each in exchanges)
-        self._refusals[name] = self._refusals.get(name, 0) + 1 if lost else 0
-        if self._refusals[name] >= GONE:
-            raise Unreachable(
-                f"{self.context}: {name}: the server is gone: {exchanges[0].error}",
-                advice="see in its own log why it ended; start it again, and measure anew",
-            )
+        refused = self._refused.pop(name, None)
+        if refused is None:
+            return
+        at = urlsplit(target.start().url)
+        deadline = time.monotonic() + GONE
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(at.hostname, at.port or at.scheme)
+                writer.close()
+                return
+            await asyncio.sleep(LOOK)
+        raise Unreachable(
+            f"{self.context}: {name}: the server is gone: {refused}",
+            advice="see in its own log why it ended; start it again, and measure anew",
+        )
 
     def _lost(self, target: Target, pair: int, position: int, attempt: int, why: str) -> Round:
         self._number += 1

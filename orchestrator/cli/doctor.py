@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 def doctor(as_json: options.Json = False) -> int:
     """Look at GPUs, drivers, permissions and engines, and say what to do about each."""
-    from orchestrator.cli import console, documents
+    from orchestrator.cli import console, documents, services
     from orchestrator.doctor import examine, exit_code
     from orchestrator.home import home
     from orchestrator.model_files import default_cache
 
+    ours = {service.port: ", ".join(service.names) for service in services.running()}
     found = examine(
-        binaries=_engines(), folders={"state": home(), "model cache": default_cache()}, ports=[options.PORT]
+        binaries=_engines(),
+        folders={"state": home(), "model cache": default_cache()},
+        ports={options.PORT: ours.get(options.PORT)},
     )
     if as_json:
         findings = [

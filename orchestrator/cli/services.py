@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from orchestrator import leftovers
 from orchestrator.cli import control
@@ -40,6 +41,16 @@ class Service:
     url: str | None
     api_key_env: str | None
     backends: tuple[dict[str, Any], ...]
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens."""
+        return urlsplit(self.url).port if self.url is not None else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what it serves."""
+        return [str(status["name"]) for status in self.backends]
 
     def ask(self, question: dict[str, Any], *, timeout: float | None) -> dict[str, Any]:
         """Ask on its control socket; see `control.ask`."""

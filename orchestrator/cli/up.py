@@ -158,14 +158,12 @@ def already_runs(name: str) -> Exception:
 
 def _by_whom(fault: PortTaken, port: int) -> PortTaken:
     """Return the error with the name of what has the port, where that is a service of ours."""
-    from urllib.parse import urlsplit
-
     from orchestrator.cli.services import running
     from orchestrator.errors import PortTaken
 
     for service in running():
-        if service.url is not None and urlsplit(service.url).port == port:
-            names = [str(status["name"]) for status in service.backends]
+        if service.port == port:
+            names = service.names
             return PortTaken(
                 f"up: port {port} is taken by {', '.join(names)}, served by pid {service.pid}",
                 advice=f"stop it with `orchestrator down {' '.join(names)}`, or choose another port with "

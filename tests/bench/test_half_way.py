@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.bench import from_json, gate, measure, text, to_json
+from orchestrator.bench import from_json, gate, measure, session, text, to_json
 from orchestrator.bench.against import against
 from orchestrator.bench.comparing import ELSEWHERE
 from orchestrator.bench.history import History, Report
@@ -72,7 +72,8 @@ def test_an_engine_that_was_given_up_is_not_waited_for_bad(fake: Write) -> None:
     assert len([each for each in found.rounds if each.void]) <= 3
 
 
-def test_a_server_that_is_gone_is_not_asked_again_and_again_bad() -> None:
+def test_a_server_that_is_gone_is_not_asked_again_and_again_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "GONE", 0.3)
     with closing(engine()) as a, ExitStack() as stack:
         b = stack.enter_context(closing(engine()))
 
@@ -89,7 +90,7 @@ def test_a_server_that_is_gone_is_not_asked_again_and_again_bad() -> None:
 
 
 def test_a_server_that_comes_back_is_measured_on_good() -> None:
-    """One round without a connection is an accident, and its pair is repeated."""
+    """A round without a connection is an accident, and its pair is repeated once the server is back."""
     with closing(engine()) as a, ExitStack() as stack:
         b = stack.enter_context(closing(engine()))
         name = f"127.0.0.1:{b.port}"

@@ -294,14 +294,22 @@ def test_taken_port_is_a_warning_good(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        (finding,) = about(look("nothing", tmp_path, ports=[port]), f"port {port}")
+        (finding,) = about(look("nothing", tmp_path, ports={port: None}), f"port {port}")
         assert (finding.level, finding.command) == ("warning", f"ss -ltnp 'sport = :{port}'")
 
 
+def test_a_port_that_we_serve_on_ourselves_is_fine_good(tmp_path):
+    found = look("nothing", tmp_path, ports={8080: "gemma, qwen"}, port_free=lambda port: False)
+    (finding,) = about(found, "port 8080")
+    assert (finding.level, finding.message, finding.command) == ("ok", "serves gemma, qwen", None)
+
+
 def test_free_port_is_fine_good(tmp_path):
-    (finding,) = about(look("nothing", tmp_path, ports=[8080], port_free=lambda port: True), "port 8080")
+    (finding,) = about(
+        look("nothing", tmp_path, ports={8080: None}, port_free=lambda port: True), "port 8080"
+    )
     assert finding.level == "ok"
 
 
 def test_this_machine_is_examined_without_raising_good(tmp_path):
-    assert examine(folders={"state": tmp_path}, ports=[0, 70000])
+    assert examine(folders={"state": tmp_path}, ports={0: None, 70000: None})
