@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from backends import containers, failures, fetching, lifecycle, planning, process, readiness
+from backends import containers, failures, lifecycle, planning, process, readiness
 from backends.engine import Engine
 from backends.failures import Failure
 from backends.launch import END_PATIENCE, GPU_PATIENCE, Lease, end, first, launch, seconds_since
 from backends.lifecycle import TAIL_LINES, Lifecycle, log
 from backends.restarts import Budget
-from orchestrator import home, leftovers
+from orchestrator import fetching, home, leftovers
 from orchestrator.backend import ALIVE, Command, Endpoint, Event, Plan, State
 from orchestrator.errors import (
     BackendError,

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "errors": ("errors",),
     "ground": (
-        "backend", "container_client", "discovery", "engines", "gguf_*", "hf_*", "hardware", "home",
-        "inventory", "inventory_*", "leftovers", "log", "model_files", "model_hub", "model_hub_*",
+        "backend", "container_client", "discovery", "engines", "fetching", "gguf_*", "hf_*", "hardware",
+        "home", "inventory", "inventory_*", "leftovers", "log", "model_files", "model_hub", "model_hub_*",
         "model_package", "profile", "profile_*", "subscribers", "templates", "waiting", "yaml_*",
     ),
     "sse": ("sse",),

@@ -101,6 +101,8 @@ class Comparing:
         session = Session(
             seed, tested, self.declared.pairs * len(self.targets), progress, self.declared.limits
         )
+        for target in self.targets:
+            await target.make(session.tell)
         together = self._together()
         try:
             async with contextlib.AsyncExitStack() as stack:

@@ -94,6 +94,7 @@ async def _measure(
     began, where, tested = time.time(), machine.describe(), await self_test()
     found: list[tuple[Workload, list[Round]]] = []
     session = Session(seed, tested, 0, progress, limits, "bench")
+    await target.make(session.tell)
     session.tell(f"starting {target.spec.name}")
     interrupted = complete = False
     fault: OrchestratorError | None = None

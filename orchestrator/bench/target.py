@@ -5,8 +5,9 @@ Servers of others are left as they are, and less is known of them: not their log
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -15,13 +16,14 @@ import msgspec
 
 from orchestrator import discovery, hardware
 from orchestrator import source as sources
-from orchestrator.backend import Backend, Endpoint, Plan, State, made_plan
+from orchestrator.backend import Backend, Endpoint, Plan, State
 from orchestrator.bench import machine, server_view
 from orchestrator.bench.arms import Spec
 from orchestrator.bench.exchange import body
 from orchestrator.bench.prompts import Ask
 from orchestrator.bench.values import Arm, Memory
 from orchestrator.errors import BackendError
+from orchestrator.fetching import fetch
 from orchestrator.gguf_header import Header
 
 HIDDEN = "(hidden)"
@@ -52,7 +54,7 @@ class Target:
         if not spec.is_url:
             profile = spec.profile()
             self._engine = discovery.find(profile.backend)(profile)
-            self._plan = made_plan(self._engine)
+            self._plan = self._engine.plan()
 
     @property
     def slots(self) -> int | None:
@@ -72,6 +74,20 @@ class Target:
     def plan(self) -> Plan | None:
         """What was decided for it; None for a server of others."""
         return self._plan
+
+    async def make(self, tell: Callable[[str], None]) -> None:
+        """Make what of the model can be made on this machine; until then the plan does not tell all.
+
+        Raises:
+            BackendError: it failed.
+
+        """
+        here = [each for each in self._plan.downloads if not each.remote] if self._plan is not None else []
+        for each in here:
+            tell(f"{self.spec.name}: {each.doing} {each}")
+            await fetch([each], lambda *_: None)
+        if here and self._engine is not None:
+            self._plan = await asyncio.to_thread(self._engine.plan)
 
     def start(self) -> Endpoint:
         """Start it if it is ours, and return where it answers.

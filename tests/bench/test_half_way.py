@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from backends.llama_server import LlamaServer
+from orchestrator.backend import Plan
 from orchestrator.bench import from_json, gate, measure, session, text, to_json
 from orchestrator.bench.against import against
 from orchestrator.bench.comparing import ELSEWHERE
@@ -59,6 +62,35 @@ def test_a_spent_budget_loses_nothing_and_claims_nothing_bad() -> None:
     assert any(each.samples and each.void == (ELSEWHERE,) for each in void)  # good ones are kept too
     assert any("refused after 6 of 8 pairs" in note for note in found.notes)
     assert from_json(to_json(found)) == found
+
+
+def test_what_can_be_made_here_is_made_and_told_before_anything_starts_good(
+    fake: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another form of the model: what is planned before it is there does not tell what will be measured."""
+    made: list[str] = []
+    planned = LlamaServer.plan
+
+    class Other:
+        remote, doing, size = False, "converting", 1
+
+        def __str__(self) -> str:
+            return "x.gguf to safetensors"
+
+        def fetch(self, progress: object = None) -> None:
+            made.append("made")
+
+    def plan(engine: LlamaServer) -> Plan:
+        lacking = () if made else (Other(),)
+        return replace(planned(engine), downloads=lacking, context=512 if made else 1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LlamaServer, "plan", plan)
+    told: list[str] = []
+    found = compared(
+        fake("one", {"rate": 400}), fake("two", {"rate": 400}), progress=lambda step: told.append(step.text)
+    )
+    assert told[:2] == [f"{name}: converting x.gguf to safetensors" for name in ("one", "two")]
+    assert [arm.context for arm in found.arms] == [512, 512]
 
 
 def test_an_engine_that_was_given_up_is_not_waited_for_bad(fake: Write) -> None:

@@ -1,4 +1,4 @@
-"""Gets what a plan lacks before its engine is launched, on a thread that a stop need not wait for."""
+"""Gets what a plan lacks before its engine is launched, on a thread that whoever stops need not wait for."""
 
 from __future__ import annotations
 
