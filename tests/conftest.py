@@ -5,6 +5,7 @@ leave behind: a process.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(FOREIGN) and not name.startswith(ours)]:
         del os.environ[name]
     os.environ[MARK] = inherited or uuid.uuid4().hex
+    # a shell without job control starts what stands in the background deaf to Ctrl-C, which many tests press
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # others pass ignored signals on too, such as nohup
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

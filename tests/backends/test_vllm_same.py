@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 import orchestrator as orc
-from backends.convert import place
+from backends.conversion import place
+from backends.convert import FORM
 from backends.llama_server import LlamaServer
 from backends.vllm import VllmCpu
 from orchestrator.errors import BadStatus, RequestError
@@ -101,7 +102,7 @@ def engines(
         ),
         environ=environ,
     )
-    assert place(gemma_gguf, environ).parent == lasting_cache  # converted once, kept for the next run
+    assert place(gemma_gguf, environ, FORM).parent == lasting_cache  # converted once, kept for the next run
     try:
         for engine in (llama, vllm):
             engine.start()
