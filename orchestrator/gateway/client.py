@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from orchestrator.gateway.llhttp import HttpVersion11, LineTooLong, StreamReader
+from orchestrator.gateway.sending import Sender
 from orchestrator.gateway.wire import (
     BODILESS,
     CONTINUE,
@@ -109,6 +110,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
+        self._send = Sender(self._transport).send
         self.deadline = self._loop.time() + self._limits.read
         if not self._gateway.admit(self):
             self._deaf = True
@@ -298,7 +300,7 @@ class Client(asyncio.Protocol):
         head = answer_head(status, headers, length=len(body), chunked=False, close=self._close)
         if self._message is not None and self._message.method == "HEAD":
             body = b""
-        self._transport.write(head + body)
+        self._send(head + body)
         self._finish()
 
     def fail(self, failure: Failure) -> None:
@@ -318,7 +320,7 @@ class Client(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send the next piece."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """Mark the end of an answer that came in pieces."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.backend import Endpoint
 from orchestrator.gateway.llhttp import StreamReader
+from orchestrator.gateway.sending import Sender
 from orchestrator.gateway.wire import ResponseMessage, response_parser
 
 MAX_IDLE = 256
@@ -55,6 +56,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
+        self._send = Sender(self._transport).send
 
     @property
     def open(self) -> bool:
@@ -65,7 +67,7 @@ class Link(asyncio.Protocol):
         """Send a request; `owner` gets the answer."""
         assert self._transport is not None
         self._owner, self.received = owner, False
-        self._transport.write(data)
+        self._send(data)
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""

@@ -1,0 +1,95 @@
+"""What is written at once, and what is left to the transport: in order, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvloop
+
+from orchestrator.gateway.sending import Sender
+
+
+class Kept(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[asyncio.Transport, Kept, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs:
+        transport, protocol = await asyncio.get_running_loop().create_connection(Kept, sock=ours)
+        yield transport, protocol, theirs
+        transport.abort()
+        await protocol.lost
+
+
+def test_what_is_sent_is_there_within_the_same_turn_good() -> None:
+    async def check() -> None:
+        async with connected() as (transport, _, theirs):
+            Sender(transport).send(b"an event")
+            assert theirs.recv(99) == b"an event"  # nobody awaited anything
+
+    uvloop.run(check())
+
+
+def test_what_the_transport_holds_goes_first_good() -> None:
+    async def check() -> None:
+        async with connected() as (transport, _, theirs):
+            transport.write(b"a head, ")
+            Sender(transport).send(b"an event")
+            assert await asyncio.get_running_loop().sock_recv(theirs, 99) == b"a head, an event"
+
+    uvloop.run(check())
+
+
+def test_more_than_the_socket_takes_arrives_whole_and_in_order_ugly() -> None:
+    async def check() -> None:
+        async with connected() as (transport, _, theirs):
+            sender, sent, size = Sender(transport), hashlib.sha256(), 0
+            for number in range(60):
+                data = bytes([number]) * (1 + number * 1973 % 50_021)
+                sender.send(data)
+                sent.update(data)
+                size += len(data)
+            assert transport.get_write_buffer_size() > 0  # else this test shows nothing
+            came, got = hashlib.sha256(), 0
+            while got < size:
+                data = await asyncio.get_running_loop().sock_recv(theirs, 1 << 16)
+                came.update(data)
+                got += len(data)
+            assert came.digest() == sent.digest()
+
+    uvloop.run(check())
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_closed_transport_is_not_written_past_ugly(end: str) -> None:
+    async def check() -> None:
+        async with connected() as (transport, protocol, theirs):
+            sender = Sender(transport)
+            getattr(transport, end)()
+            sender.send(b"late")
+            await asyncio.shield(protocol.lost)
+            assert theirs.recv(99) == b""
+
+    uvloop.run(check())
+
+
+def test_a_lost_connection_is_told_as_ever_bad() -> None:
+    async def check() -> None:
+        async with connected() as (transport, protocol, theirs):
+            theirs.close()
+            Sender(transport).send(b"nobody reads this")
+            await asyncio.wait_for(asyncio.shield(protocol.lost), 20)
+
+    uvloop.run(check())
