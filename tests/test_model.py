@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import inspect
-import os
 import signal
 import socket
 import threading
@@ -641,7 +640,7 @@ def test_interrupting_signal_while_waiting_cancels_on_the_server_ugly(serve, bef
 
     def kill():
         server.reached.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=kill)
     with TextModel(Source(server.url)) as model:

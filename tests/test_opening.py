@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import queue
 import signal
 import subprocess
@@ -222,7 +221,9 @@ def test_interrupted_load_stops_the_engine_ugly(loading, monkeypatch):
 
     def interrupt(engine):
         engine.waited_for.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, signal.SIGINT)  # the kernel may give a process's signal to any thread
 
     monkeypatch.setattr(
         Loading, "made", lambda engine: threading.Thread(target=interrupt, args=(engine,)).start()
