@@ -219,6 +219,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     downloads: tuple[Lacking, ...] = ()
 
+    @property
+    def conversions(self) -> tuple[Lacking, ...]:
+        """What of `downloads` is made on this machine; the others come from a hub."""
+        return tuple(each for each in self.downloads if not each.remote)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -373,15 +378,16 @@ class Backend(Protocol):
         """Return name, backend, state, pid, engine_pids, url, uptime_s, restarts, memory, stage, error."""
 
 
-def made_plan(engine: Backend) -> Plan:
+def made_plan(engine: Backend, progress: Callable[[int, int], None] | None = None) -> Plan:
     """Return an engine's plan; what of its model can be made on this machine is made first.
+
+    `progress` is that of `Lacking.fetch`: what it raises calls it off.
 
     Raises:
         OrchestratorError: it can't be planned, or made.
 
     """
     plan = engine.plan()
-    here = [each for each in plan.downloads if not each.remote]
-    for each in here:
-        each.fetch()
-    return engine.plan() if here else plan
+    for each in plan.conversions:
+        each.fetch(progress)
+    return engine.plan() if plan.conversions else plan

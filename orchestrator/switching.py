@@ -87,7 +87,8 @@ class Switchable(Served):
         Raises:
             SwitchRefused: there is nothing to be switched, or a switch or a start is under way.
             ProfileError, ModelError, UnknownBackend, BinaryMissing, DeviceMissing: the new one can't be
-                planned. After these and `SwitchRefused` nothing was touched.
+                planned. After these, `SwitchRefused` and `StartCancelled` nothing was touched.
+            StartCancelled: it was stopped while another form of the model was made for the new one.
             SwitchFailed: the new engine did not come up; says why, and whether the old one serves.
             StopFailed: something of the old engine is left; the new one serves.
 
@@ -109,7 +110,7 @@ class Switchable(Served):
                 )
             wanted = self.profile.model_copy(update={"backend": to}) if isinstance(to, str) else to
             new = self._engine(wanted.model_copy(update={"name": self._name}))
-            fits = fits_beside(new.backend)
+            fits = fits_beside(new.backend, lambda *_: self._refuse_when_ending())
             return self._carry_out(old, new, drain_s, fits if beside is None else beside, began)
         finally:
             self._to = None

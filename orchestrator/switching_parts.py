@@ -83,8 +83,10 @@ class Engine:
         self.unsubscribe: Callable[[], None] = lambda: None
 
 
-def fits_beside(engine: Backend) -> bool:
+def fits_beside(engine: Backend, progress: Callable[[int, int], None] | None = None) -> bool:
     """Plan an engine, and say whether it fits into what is free now, while another one runs.
+
+    What of its model has to be made first is, with `progress`; see `made_plan`.
 
     Unknown is a no on a GPU. On the processor what can't fit was refused by the plan itself. Values that the
     profile leaves to be settled by the free memory are to be settled when the other one has gone.
@@ -95,7 +97,7 @@ def fits_beside(engine: Backend) -> bool:
 
     """
     try:
-        plan = made_plan(engine)
+        plan = made_plan(engine, progress)
     except DoesNotFit:
         return False  # it may, once the other one is gone
     if plan.downloads:

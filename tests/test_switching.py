@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from orchestrator.errors import (
     DoesNotFit,
     EngineReplaced,
     NotAModel,
+    StartCancelled,
     StartTimeout,
     StreamInterrupted,
     SwitchFailed,
@@ -385,6 +386,34 @@ def test_a_stop_does_not_wait_for_the_drain_ugly(setup: Callable[..., Setup]) ->
         count.result(PATIENCE)
 
 
+def test_a_stop_calls_off_what_is_made_for_a_switch_ugly(
+    setup: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = setup()
+    begun, made = threading.Event(), threading.Event()
+
+    class Form:
+        remote, doing, size = False, "converting", 1
+
+        def fetch(self, progress: Callable[[int, int], None] | None = None) -> None:
+            begun.set()
+            this.heard.wait_state(State.STOPPING)
+            if progress is not None:
+                progress(0, 1)
+            made.set()
+
+    planned = Other.plan
+    monkeypatch.setattr(Other, "plan", lambda engine: replace(planned(engine), downloads=(Form(),)))
+    switch = this.switch()
+    assert begun.wait(PATIENCE)
+    this.engine.stop(0)
+    with pytest.raises(StartCancelled, match="is being stopped"):
+        switch.result(PATIENCE)
+    assert not made.is_set()
+    assert this.names() == []
+    assert this.engine.start()
+
+
 def test_whoever_waits_is_told_when_it_is_stopped_bad(setup: Callable[..., Setup]) -> None:
     this = setup()
     switch = this.switch(this.loading(60.0), beside=False)
@@ -411,7 +440,7 @@ def planned(answer: str | None, gpus: int, **keys: Any) -> Any:
     memory = answer and SimpleNamespace(verdict=SimpleNamespace(answer=answer))
     profile = SimpleNamespace(**{"context": 4096, "gpu_layers": "all", **keys})
     device = SimpleNamespace(gpus=("gpu",) * gpus)
-    plan = SimpleNamespace(profile=profile, memory=memory, device=device, downloads=())
+    plan = SimpleNamespace(profile=profile, memory=memory, device=device, downloads=(), conversions=())
     return SimpleNamespace(plan=lambda: plan)
 
 

@@ -82,12 +82,12 @@ class Target:
             BackendError: it failed.
 
         """
-        here = [each for each in self._plan.downloads if not each.remote] if self._plan is not None else []
-        for each in here:
+        if self._engine is None or self._plan is None or not self._plan.conversions:
+            return
+        for each in self._plan.conversions:
             tell(f"{self.spec.name}: {each.doing} {each}")
             await fetch([each], lambda *_: None)
-        if here and self._engine is not None:
-            self._plan = await asyncio.to_thread(self._engine.plan)
+        self._plan = await asyncio.to_thread(self._engine.plan)
 
     def start(self) -> Endpoint:
         """Start it if it is ours, and return where it answers.
