@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from backends.process import free_port
+from orchestrator.backend import made_plan
 
 EVERY = 0.01  # seconds between two looks
 
@@ -25,7 +26,7 @@ def bare_engine(backend: Any, ready: Callable[[str, str], bool], key: str | None
         key: the engine's API key; None for an engine without.
 
     """
-    plan, port = backend.plan(), free_port()
+    plan, port = made_plan(backend), free_port()
     command = backend.prepared(plan, port)
     keyed = {} if key is None else {backend.key_variable: key}
     began = time.perf_counter()
