@@ -1,4 +1,4 @@
-"""Results as pandas DataFrames; run where pandas is installed."""
+"""Results as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import pytest
 
 from orchestrator.bench.values import METRICS, Measurement
 from tests.bench import reports
-
-pandas = pytest.importorskip("pandas", reason="pandas is no dependency")
 
 
 def test_a_frame_has_one_row_a_request_good() -> None:
