@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.bench.prompts import Ask
+from orchestrator.bench.statistics import median
 from orchestrator.bench.values import Arm, Client, Round, Sample, Workload
 
 CACHE_SHARE = 0.01  # of a prompt that may come from a cache without mattering
@@ -135,14 +136,13 @@ def cache_notes(rounds: Sequence[Round]) -> list[str]:
 
 def short_rounds(rounds: Sequence[Round], load: Workload) -> str | None:
     """Return what to do when rounds are too short to be trusted on a machine that does other things too."""
-    lasted = sorted(each.duration_s for each in rounds if not each.void)
-    if not lasted or (usual := lasted[len(lasted) // 2]) >= SHORT_S:
+    lasted = [each.duration_s for each in rounds if not each.void]
+    if not lasted or (usual := median(lasted)) >= SHORT_S:
         return None
     times = math.ceil(1.5 * SHORT_S / max(usual, 1e-3))  # half as much again: a prompt is read only once
     more = f"--requests {load.requests * times}"
-    if (
-        len(load.output_tokens) == 1 and load.output_tokens[0] > 2
-    ):  # and not only the first token is looked at
+    # where only the first token is looked at, more of them tell nothing
+    if len(load.output_tokens) == 1 and load.output_tokens[0] > 2:
         more = f"--output-tokens {load.output_tokens[0] * times} or {more}"
     return (
         f"rounds lasted {usual:.2g} s: below {SHORT_S:g} s, what other programs do for a moment may look "

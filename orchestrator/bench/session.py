@@ -186,13 +186,15 @@ class Session:
         if refused is None:
             return
         at = urlsplit(target.start().url)
-        deadline = time.monotonic() + GONE
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(at.hostname, at.port or at.scheme)
-                writer.close()
-                return
-            await asyncio.sleep(LOOK)
+        port = at.port or (443 if at.scheme == "https" else 80)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GONE):  # a machine that is off refuses nothing: it lets one wait
+                while True:
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection(at.hostname, port)
+                        writer.close()
+                        return
+                    await asyncio.sleep(LOOK)
         raise Unreachable(
             f"{self.context}: {name}: the server is gone: {refused}",
             advice="see in its own log why it ended; start it again, and measure anew",

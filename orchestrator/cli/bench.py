@@ -279,12 +279,13 @@ def salvage(*, markdown: bool, as_json: bool, no_history: bool) -> Iterator[None
     try:
         yield
     except OrchestratorError as fault:
-        try:
-            if fault.measured is not None and not as_json:
-                console.out(text.markdown(fault.measured) if markdown else report.plain(fault.measured))
-        finally:
-            if fault.measured is not None and not no_history:
-                history.record(fault.measured)
+        if fault.measured is not None:
+            try:
+                if not as_json:
+                    console.out(text.markdown(fault.measured) if markdown else report.plain(fault.measured))
+            finally:  # a reader that left is no reason to forget it
+                if not no_history:
+                    history.record(fault.measured)
         raise
 
 

@@ -104,8 +104,16 @@ def test_an_engine_that_was_given_up_is_not_waited_for_bad(fake: Write) -> None:
     assert len([each for each in found.rounds if each.void]) <= 3
 
 
-def test_a_server_that_is_gone_is_not_asked_again_and_again_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("machine", ["on", "off"])
+def test_a_server_that_is_gone_is_not_asked_again_and_again_bad(
+    monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    async def silence(*_: object) -> None:
+        await asyncio.Event().wait()
+
     monkeypatch.setattr(session, "GONE", 0.3)
+    if machine == "off":
+        monkeypatch.setattr(asyncio, "open_connection", silence)
     with closing(engine()) as a, ExitStack() as stack:
         b = stack.enter_context(closing(engine()))
 
