@@ -224,7 +224,7 @@ def _names(plan: Plan) -> tuple[str, ...]:
 
 def _parallel(plan: Plan, options: VllmOptions) -> tuple[str, ...]:
     """Spread the model over the cards that the profile uses."""
-    tensor = options.cards_a_layer(len(plan.device.gpus))
+    tensor = options.tensor_parallel_size(len(plan.device.gpus))
     argv: tuple[str, ...] = ()
     if tensor > 1:
         argv += ("--tensor-parallel-size", str(tensor))

@@ -62,7 +62,7 @@ def wish(plan: Plan, options: VllmOptions, model: HfModel) -> VllmWish:
         widened=2 if wide else 1,
         kind=plan.device.kind,
         cards=cards,
-        tensor_parallel=options.cards_a_layer(len(plan.device.gpus)),
+        tensor_parallel=options.tensor_parallel_size(len(plan.device.gpus)),
         step=options.batched_tokens or fit_vllm.STEP,
         graphs=not options.eager,
         offloaded=int((options.cpu_offload_gib or 0) * GIB) * cards,

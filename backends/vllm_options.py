@@ -43,8 +43,8 @@ class VllmOptions(BaseModel):
         None, min_length=1, description="how calls of tools are found; default: by the model's template"
     )
 
-    def cards_a_layer(self, cards: int) -> int:
-        """Return how many share each layer where each machine has `cards` of them: as given, else all."""
+    def tensor_parallel_size(self, cards: int) -> int:
+        """Return how many cards share each layer where every machine has `cards`: as given, else all."""
         return self.tensor_parallel or max(1, cards * self.nodes // self.pipeline_parallel)
 
 

@@ -67,7 +67,7 @@ def _keys(plan: Plan, options: VllmOptions) -> list[Problem]:
         )
     if len(plan.lora_paths) > 1:
         found["model.lora"] = "vLLM applies one adapter to a request: merge them, or take llama-server"
-    tensor = options.cards_a_layer(len(plan.device.gpus))
+    tensor = options.tensor_parallel_size(len(plan.device.gpus))
     wanted = tensor * options.pipeline_parallel
     cards = max(1, len(plan.device.gpus)) * options.nodes
     if wanted > cards and plan.device.kind != "cpu":

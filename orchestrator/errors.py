@@ -5,7 +5,7 @@
     |- ModelError(path, offset)                                     exit 2
     |  |- NotAModel            not a model file at all, or a broken one
     |  |- UnsupportedModel     a model, but not one that can be served like this
-    |  '- NotFetched(download)  it is on a hub, and not on this machine yet
+    |  '- NotFetched(download)  it is not on this machine yet, but can be got or made
     |- BackendError(profile, log_tail, advice)                      exit 3
     |  |- UnknownBackend, BinaryMissing, DeviceMissing, DoesNotFit
     |  |- StartError

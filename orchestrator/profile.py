@@ -234,7 +234,7 @@ class _Check:
         assert node is not None
         self.change(None, key)
         try:
-            model = self.engines[str(reader(key, self.engines))]
+            model = self.engines[reader(key, self.engines)]
         except UnknownBackend as error:
             self.report(node.key_mark.problem(key, f"can't be checked: {error.message}"))
             return False

@@ -32,9 +32,9 @@ class InstalledEngines(Mapping[str, type[BaseModel]]):
         return len(discovery.installed())
 
 
-def reader(key: str, engines: Iterable[str]) -> str | None:
-    """Return the engine that a section is for, or the first of the family that shares it, if any."""
-    return next((name for name in engines if key in {name, discovery.family(name)}), None)
+def reader(section: str, engines: Iterable[str]) -> str:
+    """Return the engine that one of the `section_names` is for, or the first of the family that shares it."""
+    return next(name for name in engines if section in {name, discovery.family(name)})
 
 
 def section_names(engines: Iterable[str]) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def json_schema(engines: Mapping[str, type[BaseModel]] | None = None) -> dict[st
             properties[name] = {"title": name, "type": "object"}
     for name in section_names(engines):
         if name not in engines:
-            properties[name] = {**properties[str(reader(name, engines))], "title": name}
+            properties[name] = {**properties[reader(name, engines)], "title": name}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

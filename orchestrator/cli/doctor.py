@@ -59,6 +59,7 @@ def _engines() -> list[Engine]:
             backend = find(name)
             binary = backend.locate(os.environ)
             if backend.lists_devices:
+                # the last one is the general name; an engine of its own kind may have no such program
                 variables = getattr(getattr(backend, "program", None), "variables", ())
                 engines.append(replace(look_at(name, binary), variable=next(reversed(variables), None)))
             else:
