@@ -14,7 +14,7 @@ class Sender:
     """Writes to one transport, in order.
 
     Args:
-        transport: a plain one over a socket.
+        transport: one over a socket; where it encrypts, all is left to it.
 
     """
 
@@ -22,16 +22,18 @@ class Sender:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._fd: int = transport.get_extra_info("socket").fileno()
+        plain = transport.get_extra_info("sslcontext") is None
+        self._fd: int | None = transport.get_extra_info("socket").fileno() if plain else None
 
     def send(self, data: bytes) -> None:
         """Write at once where nothing waits; the transport takes what is left, and tells when it is lost."""
-        if not self._transport.is_closing() and not self._transport.get_write_buffer_size():
+        fd, transport = self._fd, self._transport
+        if fd is not None and not transport.is_closing() and not transport.get_write_buffer_size():
             try:
-                sent = os.write(self._fd, data)
+                sent = os.write(fd, data)
             except OSError:  # it can take no more now, or is lost: either is the transport's to find out
                 sent = 0
             if sent == len(data):
                 return
             data = data[sent:]
-        self._transport.write(data)
+        transport.write(data)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
 
 from orchestrator.gateway.sending import Sender
+from tests.gateway.scripted import until
 
 
 class Kept(asyncio.Protocol):
@@ -93,3 +95,44 @@ def test_a_lost_connection_is_told_as_ever_bad() -> None:
             await asyncio.wait_for(asyncio.shield(protocol.lost), 20)
 
     uvloop.run(check())
+
+
+def test_what_is_encrypted_is_never_sent_in_clear_ugly() -> None:
+    def anonymous(side: int) -> ssl.SSLContext:
+        """Both sides without a certificate, so that none has to be made."""
+        context = ssl.SSLContext(side)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+        return context
+
+    class Engine(Kept):
+        def __init__(self) -> None:
+            super().__init__()
+            self.got = asyncio.get_running_loop().create_future()
+
+        def data_received(self, data: bytes) -> None:
+            self.got.set_result(data)
+
+    async def check() -> None:
+        loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
+        engine = Engine()
+        accepted = loop.connect_accepted_socket(
+            lambda: engine, theirs, ssl=anonymous(ssl.PROTOCOL_TLS_SERVER)
+        )
+        connecting = loop.create_connection(
+            Kept, sock=ours, ssl=anonymous(ssl.PROTOCOL_TLS_CLIENT), server_hostname=""
+        )
+        (theirs_end, _), (transport, _) = await asyncio.gather(accepted, connecting)
+        await until(lambda: not transport.get_write_buffer_size())  # what the handshake left
+        Sender(transport).send(b"a key")
+        await asyncio.wait((engine.got, engine.lost), return_when=asyncio.FIRST_COMPLETED)
+        theirs_end.abort()
+        transport.abort()
+        assert engine.got.done(), engine.lost
+        assert engine.got.result() == b"a key"
+
+    async def bounded() -> None:
+        await asyncio.wait_for(check(), 20)
+
+    uvloop.run(bounded())
