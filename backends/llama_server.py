@@ -154,7 +154,7 @@ class LlamaServer(SubprocessBackend):
 
     def find_model(self, profile: Profile, environ: Mapping[str, str]) -> tuple[Path, Header]:
         """Find the model's GGUF file, or the form of it that the profile wants."""
-        if profile.options.get(self.name, {}).get("weights"):
+        if self.section(profile).get("weights"):
             # what a package brings is put together in our cache, and so is its other form
             path = self.converted(profile, environ, at_once=profile.model.package is not None)
         else:
@@ -165,7 +165,7 @@ class LlamaServer(SubprocessBackend):
     def converted(cls, profile: Profile, environ: Mapping[str, str], *, at_once: bool = True) -> Path:
         """Return a profile's model with other weights, bf16 by default; see `requantise.requantised`."""
         gguf = _resolved(profile, environ)
-        weights = profile.options.get(cls.name, {}).get("weights") or "bf16"
+        weights = cls.section(profile).get("weights") or "bf16"
 
         def program() -> str:
             return requantise.tool(cls.locate(environ, profile.command), environ)
@@ -184,7 +184,7 @@ class LlamaServer(SubprocessBackend):
 
     def options(self, plan: Plan) -> LlamaServerOptions:
         """Return the profile's options, and the batch that suits the device."""
-        given = LlamaServerOptions.model_validate(plan.profile.options.get(self.name, {}))
+        given = LlamaServerOptions.model_validate(self.section(plan.profile))
         if plan.device.kind != "cpu" or given.batch_size is not None:
             return given
         ubatch = given.ubatch_size or CPU_BATCH
