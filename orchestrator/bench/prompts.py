@@ -125,7 +125,10 @@ def read_prompts(path: Path) -> list[Entry]:
     try:
         data = read_at_most(path, LARGEST_FILE)
         if data is None:
-            raise WorkloadError(f"prompts: {path}: more than {LARGEST_FILE >> 30} GiB, too many for prompts")
+            raise WorkloadError(
+                f"prompts: {path}: more than {LARGEST_FILE >> 30} GiB",
+                advice="take a part of it, such as its first lines",
+            )
         text = data.decode("utf-8")
         items = (
             msgspec.json.decode(text)
