@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator import discovery
 from orchestrator.backend import Ask, Dialect, Endpoint, Recognised
 from orchestrator.chunks import bad_status, json_or_text
-from orchestrator.errors import ProtocolError, UnknownBackend, Unreachable
+from orchestrator.errors import OrchestratorError, ProtocolError, UnknownBackend, Unreachable
+from orchestrator.log import get_logger
 from orchestrator.tokens import ModelInfo
 
 if TYPE_CHECKING:
     import httpx
+
+log = get_logger("orchestrator.connect")
 
 PROBE_TIMEOUT = 10.0
 UNKNOWN_SLOTS = 8  # requests at once to a server that does not say how many it takes
@@ -219,7 +222,7 @@ def _explained(base: str) -> Iterator[None]:
 
     try:
         yield
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:  # on the way, or of an answer that can't be decoded
         raise Unreachable(
             f"connect: {base}: {error or type(error).__name__}",
             advice="check the address, and that the server runs",
@@ -233,10 +236,18 @@ def _explained(base: str) -> Iterator[None]:
 def _recognised(ask: Ask, served: Mapping[str, Any]) -> tuple[Dialect, Recognised]:
     """Return how the server spells its options, and what it tells: by the first engine that knows it."""
     for name in discovery.installed():
-        with contextlib.suppress(UnknownBackend):
+        try:
             engine = discovery.find(name)
-            if (told := engine.recognise(ask, served)) is not None:
-                return engine.dialect, told
+            told = engine.recognise(ask, served)
+        except UnknownBackend:
+            continue
+        except OrchestratorError:
+            raise  # of asking the server
+        except Exception as error:  # an engine of a stranger's package, which spoils no server of another
+            log.warning("connect: an engine failed to tell what runs there", engine=name, error=repr(error))
+            continue
+        if told is not None:
+            return engine.dialect, told
     return OPENAI, Recognised()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator import discovery
-from orchestrator.errors import UnknownBackend
+from orchestrator.errors import UnknownBackend, Unreachable
 from orchestrator.source import OPENAI, probe
 from tests.fakes.scripted import Scripted, reply
 
@@ -48,3 +48,30 @@ def test_connect_asks_an_engine_that_can_not_be_imported_nothing_bad(serve, monk
     monkeypatch.setattr(discovery, "find", find)
     server = serve(answers(v1_models=reply(200, {"data": [{"id": "a"}]})))
     assert probe(server.url).at.dialect is OPENAI
+
+
+def test_an_engine_that_stumbles_over_a_server_spoils_none_of_another_kind_ugly(serve, monkeypatch):
+    class Stranger:
+        dialect = OPENAI
+
+        @staticmethod
+        def recognise(ask, served):
+            return served["nowhere"]
+
+    find, installed = discovery.find, discovery.installed
+    monkeypatch.setattr(discovery, "find", lambda name: Stranger if name == "a-stranger" else find(name))
+    monkeypatch.setattr(discovery, "installed", lambda: ["a-stranger", *installed()])
+    server = serve(
+        answers(
+            v1_models=reply(200, {"data": [{"id": "q", "owned_by": "vllm"}]}),
+            version=reply(200, {"version": "1"}),
+        )
+    )
+    assert probe(server.url).at.dialect.name == "vllm"
+
+
+def test_an_answer_that_can_not_be_decoded_is_told_bad(serve):
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\n"
+    server = serve(lambda *_: [head + b"plain"])
+    with pytest.raises(Unreachable, match="connect: http://127"):
+        probe(server.url)
