@@ -24,6 +24,9 @@ from orchestrator.model_files import default_cache
 
 EVERY = 0.2  # seconds between two looks at how far it has come
 TAIL_LINES = 20
+NAME = 160  # bytes of the model's name in that of its other form; those of its lock and folder are longer
+LITTLE = 1 << 20  # bytes free on a disk that is as good as full
+MEND = "mend what its last lines name, and do it again; nothing is left of this try"
 ROOM = "make room, or set XDG_CACHE_HOME to a folder of yours on another disk"
 
 Progress = Callable[[int, int], None]
@@ -32,9 +35,14 @@ Progress = Callable[[int, int], None]
 
 def place(gguf: Path, environ: Mapping[str, str], form: str) -> Path:
     """Return where another form of a file is kept; another file of the same name has another place."""
+    stem = os.fsencode(gguf.stem)[:NAME].decode("utf-8", "ignore")
+    return default_cache(environ) / f"{stem}-{_identity(gguf)}-{form}"
+
+
+def _identity(gguf: Path) -> str:
     stat = gguf.stat()
-    identity = f"{gguf.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()
-    return default_cache(environ) / f"{gguf.stem}-{hashlib.sha256(identity).hexdigest()[:12]}-{form}"
+    identity = os.fsencode(gguf.resolve()) + f"\0{stat.st_size}\0{stat.st_mtime_ns}".encode()
+    return hashlib.sha256(identity).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Conversion:
 
     Attributes:
         gguf: the model's file, the first of its shards.
-        target: the file or folder to be made; it appears whole or not at all.
+        target: the file or folder to be made, at its `place`; it appears whole or not at all.
         form: in words.
         size: bytes that it will have, about.
         whole: what is there only once `target` is whole: itself, or a file in it.
@@ -100,8 +108,19 @@ class Conversion:
             with tempfile.TemporaryDirectory(dir=folder, prefix=unfinished) as work:
                 made = Path(work) / name
                 self._run(made, tell)
+                if not self._is_of_the_same():
+                    raise BackendError(
+                        f"convert: {self.gguf} was changed or removed while it was made into {self.form}",
+                        advice="do it again once nobody writes to it; nothing is left of this try",
+                    )
+                _write_out(made)
                 shutil.rmtree(self.target, ignore_errors=True)
                 made.replace(self.target)
+
+    def _is_of_the_same(self) -> bool:
+        with contextlib.suppress(OSError):
+            return _identity(self.gguf) in self.target.name
+        return False
 
     @contextlib.contextmanager
     def _alone(self, tell: Progress) -> Iterator[None]:
@@ -122,7 +141,7 @@ class Conversion:
 
     def _run(self, made: Path, tell: Progress) -> None:
         argv = (sys.executable, "-I", tied.__file__, str(os.getpid()), *self.argv(made))
-        with (made.parent / "log").open("w+b") as log:
+        with open(os.memfd_create("log"), "w+b") as log:  # noqa: PTH123  # on a full disk it would say nothing
             child = subprocess.Popen(
                 argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -138,11 +157,12 @@ class Conversion:
             if child.returncode:
                 log.seek(0)
                 said = log.read().decode("utf-8", "replace").split("\n")
+                full = shutil.disk_usage(made.parent).free < max(self.size - _size(made), LITTLE)
                 raise BackendError(
                     f"convert: {self.gguf} could not be made into {self.form}: "
                     f"{describe_exit(child.returncode)}",
                     log_tail=[line for line in said if line.strip()][-TAIL_LINES:],
-                    advice="mend what its last lines name, and do it again; nothing is left of this try",
+                    advice=f"the disk is full: {ROOM}" if full else MEND,
                 )
 
 
@@ -160,3 +180,13 @@ def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return sum(each.stat().st_size for each in files)
     return 0
+
+
+def _write_out(path: Path) -> None:
+    """Have a file, or a folder with its files, on the disk before it is taken for whole."""
+    for each in (*(path.iterdir() if path.is_dir() else ()), path):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

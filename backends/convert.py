@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def converted(gguf: Path, environ: Mapping[str, str], *, by: Callable[[], str], 
     """
     folder = place(gguf, environ, FORM)
     whole = folder / "config.json"
-    if whole.is_file():
+    if os.path.isfile(whole):  # noqa: PTH113  # Path.is_file raises where access is denied
         return folder
     header = gguf_header.read(gguf)
     if header.architecture != convert_gguf.ARCHITECTURE:

@@ -6,6 +6,7 @@ precisions, when llama-server reads the same.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def requantised(
     if (header.quantisation or "").lower() == weights:
         return gguf
     target = place(gguf, environ, f"{weights}.gguf")
-    if target.is_file():
+    if os.path.isfile(target):  # noqa: PTH113  # Path.is_file raises where access is denied
         return target
     if not at_once:
         raise UnsupportedModel(

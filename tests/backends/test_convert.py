@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from backends import conversion as module
 from backends import convert, convert_gguf
 from backends.conversion import Conversion
 from backends.llama_server import LlamaServer
@@ -200,6 +203,60 @@ def test_a_disk_without_room_is_told_before_anything_is_made_bad(
     with pytest.raises(BackendError, match="MiB are free"):
         wanted.fetch()
     assert kept(wanted.target.parent) == []
+
+
+def test_a_disk_that_fills_up_is_told_as_such_with_the_programs_words_bad(
+    llama: Path, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([1 << 40, 7])  # before the program is started, and after
+    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=next(free)), rmtree=shutil.rmtree)
+    monkeypatch.setattr(module, "shutil", usage)
+    says = "sys.exit(f'beside it {os.listdir(pathlib.Path(sys.argv[1]).parent)}: no space left')"
+    with pytest.raises(BackendError) as raised:
+        conversion(llama, environ, says, tmp_path).fetch()
+    assert raised.value.log_tail == ("beside it []: no space left",)  # its words take no room there
+    assert raised.value.advice == f"the disk is full: {module.ROOM}"
+
+
+@pytest.mark.parametrize("change", ["os.utime(gguf, ns=(1, 1))", "os.truncate(gguf, 9)", "os.unlink(gguf)"])
+def test_what_a_model_that_changes_was_made_into_is_not_kept_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path, change: str
+) -> None:
+    wanted = conversion(llama, environ, f"gguf = {str(llama)!r}; {WRITES}; {change}", tmp_path)
+    with pytest.raises(BackendError, match="was changed or removed while it was made into safetensors"):
+        wanted.fetch()
+    assert kept(wanted.target.parent) == []
+
+
+@pytest.mark.parametrize(
+    "name", [b"a b\nc", b"-o", b"lat\xe9in", b"x" * 250, "\u6a21\u578b".encode() * 40, b"{port}%s$(id)"]
+)
+def test_any_name_that_a_file_can_have_will_do_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path, name: bytes
+) -> None:
+    gguf = llama.rename(llama.with_name(os.fsdecode(name) + ".gguf"))
+    for form in (convert.FORM, "bf16.gguf"):
+        wanted = replace(
+            conversion(gguf, environ, WRITES, tmp_path), target=convert.place(gguf, environ, form)
+        )
+        wanted = replace(wanted, whole=wanted.target / "config.json")
+        wanted.fetch()
+        assert wanted.whole.is_file()
+
+
+def test_it_is_on_the_disk_before_it_is_taken_for_whole_good(
+    llama: Path, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = conversion(llama, environ, WRITES, tmp_path)
+    written: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        assert not wanted.target.exists()
+        written.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    wanted.fetch()
+    assert written == ["config.json", wanted.target.name]
 
 
 def test_planning_converts_nothing_and_says_what_will_be_good(environ: dict[str, str]) -> None:
