@@ -249,7 +249,8 @@ def _limits(limits: Mapping[str, int]) -> Iterator[Finding]:
 
 def _folders(folders: Mapping[str, Path], disk_free: Callable[[Path], int]) -> Iterator[Finding]:
     for name, folder in folders.items():
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        # not Path's: they raise where access is denied
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             problem = "is not a folder" if not there.is_dir() else "can't be written to"
             yield Finding("blocker", f"disk {name}", f"{there} {problem}", f"ls -ld {there}")

@@ -11,6 +11,7 @@ What can't be read is listed with its fault, never left out in silence.
 from __future__ import annotations
 
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,16 @@ def places(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     ]
     if environ.get("ROCM_MODEL_DIR"):
         folders.insert(0, named("ROCM_MODEL_DIR", home))
-    return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+    return tuple(dict.fromkeys(folder for folder in folders if _is_there(folder)))
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError:
+        return True  # as far as can be told; who searches it says so
+    except OSError:
+        return False
 
 
 def cache_file(environ: Mapping[str, str] = os.environ) -> Path:

@@ -93,7 +93,7 @@ def _shown(missing: NotFetched) -> Iterator[Callable[[int, int], None]]:
     from orchestrator.cli import console
 
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        console.err(f"{missing.download.doing} {missing.download}")
+        console.err(console.printable(f"{missing.download.doing} {missing.download}"))
         yield lambda *_: None
         return
     from rich.console import Console
@@ -110,5 +110,5 @@ def _shown(missing: NotFetched) -> Iterator[Callable[[int, int], None]]:
     with Progress(
         *columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as rows:
-        task = rows.add_task(missing.path.name, total=None)
+        task = rows.add_task(console.printable(missing.path.name), total=None)
         yield lambda done, total: rows.update(task, completed=done, total=total)
