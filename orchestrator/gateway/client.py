@@ -99,6 +99,7 @@ class Client(asyncio.Protocol):
         self._chunked = False
         self._close = False
         self._unread = False
+        self._unread_before = 0
         self._deaf = False
         self._full = False
         self._waits = False
@@ -129,9 +130,13 @@ class Client(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Pass the client's slowness on to whoever writes."""
         self.paused = True
-        self.deadline = self._loop.time() + self._limits.write
+        self._await_reader()
         if self._handler is not None:
             self._handler.pause()
+
+    def _await_reader(self) -> None:
+        self._unread_before = self._transport.get_write_buffer_size()
+        self.deadline = self._loop.time() + self._limits.write
 
     def resume_writing(self) -> None:
         """Write on, or begin what waited for it."""
@@ -344,7 +349,9 @@ class Client(asyncio.Protocol):
         if self._close or self._gateway.stopping:
             self._deaf = True
             self._drop_pending()
-            self.deadline = self._loop.time() + (self._limits.linger if self._unread else self._limits.write)
+            self._await_reader()
+            if self._unread:
+                self.deadline = self._loop.time() + self._limits.linger
             if self._unread and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
@@ -370,7 +377,10 @@ class Client(asyncio.Protocol):
         """End what has taken too long: reading a request, an idle connection, or an answer unread."""
         self.deadline = 0.0
         reading = self._partial or self._payload is not None
-        if reading and not self._deaf and not self.paused:
+        slowly = 0 < self._transport.get_write_buffer_size() < self._unread_before
+        if slowly and (self.paused or self._deaf) and not self._unread:
+            self._await_reader()
+        elif reading and not self._deaf and not self.paused:
             self._close = self._unread = True
             self.fail(Failure(408, "gateway: the request took too long to arrive", code="request_timeout"))
         else:

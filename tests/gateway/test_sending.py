@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -13,7 +14,8 @@ import pytest
 import uvloop
 
 from orchestrator.gateway.sending import Sender
-from tests.gateway.scripted import until
+from tests.gateway.scripted import Call, answer, behind_gateway, in_loop, until
+from tests.gateway.scripted import connected as client_of
 
 
 class Kept(asyncio.Protocol):
@@ -136,3 +138,30 @@ def test_what_is_encrypted_is_never_sent_in_clear_ugly() -> None:
         await asyncio.wait_for(check(), 20)
 
     uvloop.run(bounded())
+
+
+@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
+@in_loop
+async def test_who_reads_slowly_gets_all_of_a_large_answer_good(headers: str) -> None:
+    size = 4 * 2**20  # the most that is held, and then sent in one piece
+
+    async def script(call: Call) -> None:
+        await call.send(answer(b'"%b"' % (b"x" * (size - 2))))
+
+    async with behind_gateway(script) as setup:
+        assert setup.gateway._server is not None
+        with socket.socket(fileno=os.dup(setup.gateway._server.sockets[0].fileno())) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)  # the kernel shall not take all
+        async with client_of(setup.port, limit=2**12) as client:
+            client.ask({"model": "gemma"}, headers=headers)
+            assert (await client.head()).status == 200
+            (served,) = setup.gateway._clients
+            waits, got, times = served._transport.get_write_buffer_size, 0, 0
+            while before := waits():
+                while waits() == before:
+                    got += len(await client.reader.read(2**16))
+                if waits():
+                    served.expire()  # its time is over, and it has read something
+                    times += 1
+            assert times > 1  # else this test shows nothing
+            await client.reader.readexactly(size - got)
