@@ -16,12 +16,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from backends import tied
 from orchestrator.errors import BackendError, describe_exit
 from orchestrator.model_files import default_cache
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+UNFINISHED = ".converting-"  # begins the names of the folders in which forms are made
 EVERY = 0.2  # seconds between two looks at how far it has come
 TAIL_LINES = 20
 NAME = 160  # bytes of the model's name in that of its other form; those of its lock and folder are longer
@@ -97,15 +101,13 @@ class Conversion:
         with self._alone(tell):
             if self.whole.is_file():
                 return
-            unfinished = f".converting-{name}-"
-            for left in [each for each in folder.iterdir() if each.name.startswith(unfinished)]:
-                shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed, or we had no lock
+            _tidy_up(folder, name)
             if self.size > (free := shutil.disk_usage(folder).free):
                 raise BackendError(
                     f"convert: {self.target} needs {self.size >> 20} MiB, {free >> 20} MiB are free",
                     advice=ROOM,
                 )
-            with tempfile.TemporaryDirectory(dir=folder, prefix=unfinished) as work:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=f"{UNFINISHED}{name}-") as work:
                 made = Path(work) / name
                 self._run(made, tell)
                 if not self._is_of_the_same():
@@ -125,9 +127,9 @@ class Conversion:
     @contextlib.contextmanager
     def _alone(self, tell: Progress) -> Iterator[None]:
         """Wait until nobody else makes the same; the kernel lets go of the lock however its owner ends."""
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
-        lock = FileLock(self.target.parent / f".{self.target.name}.lock")
+        lock = _lock(self.target)
         while True:
             try:
                 lock.acquire(timeout=EVERY)
@@ -164,6 +166,24 @@ class Conversion:
                     log_tail=[line for line in said if line.strip()][-TAIL_LINES:],
                     advice=f"the disk is full: {ROOM}" if full else MEND,
                 )
+
+
+def _lock(target: Path) -> BaseFileLock:
+    from filelock import FileLock
+
+    return FileLock(target.parent / f".{target.name}.lock")
+
+
+def _tidy_up(folder: Path, ours: str) -> None:
+    """Remove what was left unfinished, of any model, by those who were killed; `ours` is locked by us."""
+    from filelock import Timeout
+
+    for left in [each for each in folder.iterdir() if each.name.startswith(UNFINISHED)]:
+        name = left.name[len(UNFINISHED) :].rpartition("-")[0]  # the end is tempfile's
+        with contextlib.suppress(Timeout), contextlib.ExitStack() as held:
+            if name != ours:
+                held.enter_context(_lock(folder / name).acquire(timeout=0))
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _told(log: BinaryIO) -> int:

@@ -179,6 +179,30 @@ def test_the_program_ends_with_its_owner_and_the_next_one_tidies_up_ugly(
     assert kept(folder) == [wanted.target.name]
 
 
+def test_what_others_left_is_tidied_up_and_what_they_make_is_not_ugly(
+    llama: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "more").mkdir()
+    copy = Path(shutil.copy(llama, tmp_path / "other.gguf"))
+    wanted = conversion(llama, environ, HANGS, tmp_path)
+    other = conversion(copy, environ, WRITES, tmp_path / "more")
+    folder, half = wanted.target.parent, f".converting-{wanted.target.name}-"
+
+    def beside(done: int, _: int) -> None:
+        if not done:
+            return
+        for name in (".converting-dead-safetensors-a_b1c2d3", ".converting-"):
+            (folder / name).mkdir()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(other.fetch).result()
+        assert [name.startswith(half) for name in kept(folder)] == [True, False]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wanted.fetch(beside)
+    assert kept(folder) == [other.target.name]
+
+
 def test_a_program_that_can_t_be_run_is_named_bad(
     llama: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
