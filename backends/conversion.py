@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 from backends import tied
 from orchestrator.errors import BackendError, describe_exit
+from orchestrator.inventory_files import UNFINISHED
 from orchestrator.model_files import default_cache
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-UNFINISHED = ".converting-"  # begins the names of the folders in which forms are made
+STALL = 600.0  # seconds without a byte more, after which it hangs
 EVERY = 0.2  # seconds between two looks at how far it has come
 TAIL_LINES = 20
 NAME = 160  # bytes of the model's name in that of its other form; those of its lock and folder are longer
@@ -148,11 +150,7 @@ class Conversion:
                 argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
             try:
-                while True:
-                    tell(min(_told(log) or _size(made), self.size), self.size)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(EVERY)
-                        break
+                self._watch(child, log, made, tell)
             finally:
                 child.kill()
                 child.wait()
@@ -166,6 +164,22 @@ class Conversion:
                     log_tail=[line for line in said if line.strip()][-TAIL_LINES:],
                     advice=f"the disk is full: {ROOM}" if full else MEND,
                 )
+
+    def _watch(self, child: subprocess.Popen[bytes], log: BinaryIO, made: Path, tell: Progress) -> None:
+        before, since = -1, time.monotonic()
+        while True:
+            done = _told(log) or _size(made)
+            if done != before:
+                before, since = done, time.monotonic()
+            elif time.monotonic() - since > STALL:
+                raise BackendError(
+                    f"convert: {self.gguf} to {self.form}: nothing was written for {STALL:g} s",
+                    advice="see whether its disk answers, and do it again; nothing is left of this try",
+                )
+            tell(min(done, self.size), self.size)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(EVERY)
+                return
 
 
 def _lock(target: Path) -> BaseFileLock:

@@ -13,7 +13,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(owner: int, argv: list[str]) -> None:
-    """Become the program; exits with 127 when it can't be run."""
+    """Become the program; exits with 1 and the reason when it can't be run."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != owner:  # it died before it could be noticed
         os.kill(os.getpid(), signal.SIGKILL)

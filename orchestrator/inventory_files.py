@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+UNFINISHED = ".converting-"  # begins the names of folders in which models are being made
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!00000)\d{5})\.gguf", re.IGNORECASE)
 _HUB = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _SMALL = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -88,7 +89,7 @@ def _sorted_out(listed: list[os.DirEntry[str]]) -> tuple[list[Path], dict[str, o
         wanted = lower.endswith((".gguf", ".safetensors")) or each.name in (*_SMALL, *_INDEX)
         try:
             if not wanted:
-                if each.is_dir():
+                if each.is_dir() and not each.name.startswith(UNFINISHED):
                     below.append(Path(each.path))
                 continue
             state = each.stat()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator import inventory
 from orchestrator.inventory import Entry, scan, select
+from orchestrator.inventory_files import UNFINISHED
 from orchestrator.model_files import default_cache
 from orchestrator.model_hub_store import Hub
 from tests.gguf_files import F32, LLAMA_KEYS, Q8_0, Key, gguf_bytes, tiny_llama
@@ -279,6 +280,13 @@ def test_other_folders_and_files_are_no_models_ugly(tmp_path: Path) -> None:
     (tmp_path / "dir.gguf").mkdir()
     (tmp_path / "diffusion").mkdir()
     safetensors(tmp_path / "diffusion" / "unet.safetensors", {"a": ("F16", [2])})
+    assert scan([tmp_path]).entries == ()
+
+
+def test_what_is_being_made_is_no_model_yet_ugly(tmp_path: Path) -> None:
+    work = tmp_path / f"{UNFINISHED}gemma-x1"
+    work.mkdir()
+    (work / "model.safetensors").write_bytes(b"half")
     assert scan([tmp_path]).entries == ()
 
 

@@ -98,6 +98,16 @@ WRITES = "made = pathlib.Path(sys.argv[1]); made.mkdir(); (made / 'config.json')
 HANGS = "made = pathlib.Path(sys.argv[1]); made.mkdir(); (made / 'w').write_bytes(b'x' * 60); time.sleep(600)"
 
 
+def test_a_conversion_that_hangs_is_ended_bad(
+    llama: Path, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALL", 0.5)
+    wanted = conversion(llama, environ, HANGS, tmp_path)
+    with pytest.raises(BackendError, match=r"nothing was written for 0\.5 s"):
+        wanted.fetch()
+    assert kept(wanted.target.parent) == []
+
+
 def test_a_conversion_that_fails_leaves_nothing_bad(
     llama: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
