@@ -86,10 +86,11 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def test_up_shows_stage_and_time_while_it_loads_good(terminal: Callable[..., Terminal], fake: Write) -> None:
-    up = terminal("up", fake("slow", {"load_time": 3, "load_lines": 2}), "--port", "0")
+    # the newest line is looked at about once a second, so none of few is sure to be seen
+    up = terminal("up", fake("slow", {"load_time": 4, "load_lines": 400}), "--port", "0")
     up.until("slow")
     up.until("0:00:0")
-    up.until("stage 1 of 2")
+    up.until("load_tensors: stage ")
     up.until("ready slow http://127.0.0.1:")
     up.type("\x03")
     up.until("slow: stopped")

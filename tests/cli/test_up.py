@@ -57,9 +57,9 @@ def test_up_listens_while_it_loads_good(cli: Cli, start: Start, fake: Write) -> 
 
 
 def test_up_names_the_stages_of_a_load_on_plain_lines_good(start: Start, fake: Write) -> None:
-    up = start("up", fake("slow", {"load_time": 4, "load_lines": 3}), "--port", "0")
+    up = start("up", fake("slow", {"load_time": 4, "load_lines": 400}), "--port", "0")
     up.ready()
-    assert any("event=stage profile=slow" in line for line in up.err)
+    assert any("event=stage profile=slow" in line and "load_tensors" in line for line in up.err)
     assert all(line.startswith("timestamp=") for line in up.err)
 
 

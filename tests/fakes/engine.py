@@ -159,6 +159,8 @@ class Engine:
                 self.log(f"load_tensors: stage {told} of {knobs.load_lines}")
             next(step)
             await asyncio.sleep(0.005)
+        for stage in range(told, knobs.load_lines):  # what a machine that was busy has skipped
+            self.log(f"load_tensors: stage {stage + 1} of {knobs.load_lines}")
 
     async def flood(self) -> None:
         """Write `log_rate` bytes a second into the log, as long as it is asked for."""
