@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,12 +165,12 @@ class Conversion:
                 )
 
     def _watch(self, child: subprocess.Popen[bytes], log: BinaryIO, made: Path, tell: Progress) -> None:
-        before, since = -1, time.monotonic()
+        before, still = -1, 0.0
         while True:
             done = _told(log) or _size(made)
-            if done != before:
-                before, since = done, time.monotonic()
-            elif time.monotonic() - since > STALL:
+            # looks are counted, since a clock goes on while Ctrl-Z holds both of us
+            before, still = done, still + EVERY if done == before else 0.0
+            if still > STALL:
                 raise BackendError(
                     f"convert: {self.gguf} to {self.form}: nothing was written for {STALL:g} s",
                     advice="see whether its disk answers, and do it again; nothing is left of this try",
